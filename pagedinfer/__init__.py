@@ -1,0 +1,54 @@
+"""pagedinfer: see inside an LLM inference engine, live, in Jupyter.
+
+Importing this package loads the standard library only. What needs torch or ipywidgets loads on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pagedinfer.config import EngineConfig, SamplingParams
+
+if TYPE_CHECKING:
+    from pagedinfer.engine.engine import Engine
+    from pagedinfer.engine.output import CompletionOutput, RequestOutput
+    from pagedinfer.llm import LLM
+    from pagedinfer.session import Session
+    from pagedinfer.trace.recorder import Recorder
+    from pagedinfer.trace.recording import Recording
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "LLM": "pagedinfer.llm",
+    "Engine": "pagedinfer.engine.engine",
+    "CompletionOutput": "pagedinfer.engine.output",
+    "RequestOutput": "pagedinfer.engine.output",
+    "Recorder": "pagedinfer.trace.recorder",
+    "Recording": "pagedinfer.trace.recording",
+    "Session": "pagedinfer.session",
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "Recorder",
+    "Recording",
+    "RequestOutput",
+    "SamplingParams",
+    "Session",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'pagedinfer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

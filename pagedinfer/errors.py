@@ -1,0 +1,64 @@
+"""Errors that users of pagedinfer can meet. Each message says what came, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DuplicateRequest",
+    "EngineClosed",
+    "ModelError",
+    "OutOfBlocks",
+    "PagedInferError",
+    "RequestError",
+    "RequestTooLong",
+    "UnknownRequest",
+]
+
+
+class PagedInferError(Exception):
+    """Base of every error that pagedinfer raises on purpose."""
+
+
+class ConfigError(PagedInferError, ValueError):
+    """A setting is out of its range, contradicts another one, or is not supported (yet)."""
+
+
+class RequestError(PagedInferError, ValueError):
+    """One request cannot be accepted; the engine and all other requests are untouched."""
+
+
+class RequestTooLong(RequestError):
+    """The request can never fit the model's context or the KV pool, however long it waits."""
+
+
+class DuplicateRequest(RequestError):
+    """A live request already has this id."""
+
+
+class UnknownRequest(PagedInferError, KeyError):
+    """No live request has this id."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of its argument
+        return str(self.args[0]) if self.args else ""
+
+
+class EngineClosed(PagedInferError, RuntimeError):
+    """The engine was closed; its KV pool is gone."""
+
+
+class ModelError(PagedInferError, ValueError):
+    """A model file or folder cannot be used: the message names the field or tensor."""
+
+
+class OutOfBlocks(PagedInferError, RuntimeError):
+    """The pool has fewer free blocks than asked for. Nothing was allocated.
+
+    Attributes:
+        needed: blocks asked for.
+        free: blocks that were free.
+    """
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"needs {needed} {'block' if needed == 1 else 'blocks'}, {free} free")
+        self.needed = needed
+        self.free = free
