@@ -1,0 +1,306 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+Every other way to run (`LLM`, notebooks, the simulator) is a loop around `Engine.step`; there is no second engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.intake import Prompt, check_params, read_prompt
+from pagedinfer.engine.interrupt import DeferredInterrupt
+from pagedinfer.engine.live import LiveRequest
+from pagedinfer.engine.output import RequestOutput
+from pagedinfer.engine.plan import StepPlan, StepResult
+from pagedinfer.engine.protocols import Runner, Tokenizer
+from pagedinfer.engine.request import Request
+from pagedinfer.engine.scheduler import Scheduler, Update
+from pagedinfer.errors import ConfigError, EngineClosed, PagedInferError, UnknownRequest
+from pagedinfer.trace.bus import EventBus
+from pagedinfer.trace.events import Error
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Schedules, runs and commits steps over a runner.
+
+    Thread-safe: one lock guards each call, so widget callbacks and cells may share an engine.
+
+    Attributes:
+        config: the limits and the pool.
+        bus: events; subscribe here, or use `Recorder(engine)`.
+        scheduler: queues and block manager, to look at.
+        runner: what computes.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Sequence[int] = (),
+        seed: int = 0,
+        clock: Callable[[], float] | None = None,
+        wall_clock: Callable[[], float] | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> None:
+        """Make an engine.
+
+        `clock` gives the time for decisions; the default counts steps, so that equal seeds give equal recordings.
+        `wall_clock` only stamps events. `info` goes into recordings (model name, dtype, ...).
+        """
+        self.config = config
+        self.runner = runner
+        self.bus = EventBus(wall_clock)
+        self.scheduler = Scheduler(config, self.bus)
+        self._tokenizer = tokenizer
+        own = tokenizer.eos_token_ids if tokenizer is not None else ()
+        self._eos_token_ids = tuple(sorted({*own, *eos_token_ids}))
+        self._seed = seed
+        self._clock = clock
+        self._info = dict(info or {})
+        self._lock = threading.RLock()
+        self._live: dict[str, LiveRequest] = {}
+        self._undelivered: list[RequestOutput] = []
+        self._num_requests = 0
+        self._stepping = False
+        self._closed = False
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a prompt; returns its request id ("r0", "r1", ... when none is given).
+
+        Raises:
+            RequestError: the prompt cannot be used. RequestTooLong: it can never fit. DuplicateRequest: the id lives.
+            ConfigError: the parameters do not suit this model.
+        """
+        with self._lock:
+            self._check_open()
+            if priority != 0:
+                raise ConfigError(
+                    f"priority={priority!r}: this engine serves first come, first served; leave it at 0."
+                )
+            params = check_params(params, self._tokenizer, self.runner.vocab_size)
+            text, token_ids = read_prompt(prompt, self._tokenizer, self.runner.vocab_size)
+            number = self._num_requests
+            if request_id is None:
+                request_id = f"r{number}"
+            elif not isinstance(request_id, str) or not request_id:
+                raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
+            eos = () if params.ignore_eos else self._eos_token_ids
+            request = Request(
+                request_id,
+                len(token_ids),
+                self.config.max_model_len if params.max_tokens is None else params.max_tokens,
+                params=params,
+                token_ids=token_ids,
+                seed=params.seed if params.seed is not None else _mix(self._seed, number),
+                end_token_ids=(*eos, *(params.stop_token_ids or ())),
+            )
+            self.scheduler.submit(request, self._now())
+            self._num_requests += 1
+            self._live[request_id] = LiveRequest(request, text, self._tokenizer)
+            return request_id
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Give a request up and free its blocks. Returns what it had produced.
+
+        Inside a step (a callback) it ends when the step closes; None is returned and the step's outputs hold it.
+
+        Raises:
+            UnknownRequest: no live request has this id.
+        """
+        with self._lock:
+            updates = self.scheduler.abort(request_id)
+            outputs = [self._output(update) for update in updates]
+            return outputs[0] if outputs else None
+
+    def has_unfinished(self) -> bool:
+        """Whether a request is waiting or running, or an output has not been handed out yet."""
+        return bool(self.scheduler.requests or self._undelivered)
+
+    def preempt(self, request_id: str, why: str) -> None:
+        """Take a running request's place and blocks between two steps; it recomputes and goes on.
+
+        Raises:
+            RequestError: the request is not running, or a step is open.
+        """
+        with self._lock:
+            self.scheduler.preempt(request_id, why)
+
+    def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
+        """Take outputs back that were not meant for the caller; the next `step` returns them first."""
+        with self._lock:
+            self._undelivered += outputs
+
+    # -- the step -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step. Returns an output for each request that computed, or ended, in it.
+
+        A runner that raises costs the step, nothing else: the plan is cancelled and the error raised; the next call
+        tries again. Ctrl-C waits for the step's end; a second Ctrl-C cancels the step.
+        """
+        with self._lock:
+            self._check_open()
+            if self._stepping:
+                raise PagedInferError(
+                    "step() was called from inside a step (a subscriber?); call it afterwards."
+                )
+            self._stepping = True
+            try:
+                with DeferredInterrupt() as interrupt:
+                    if self.scheduler.requests:
+                        self._undelivered += self._run(interrupt)
+            finally:
+                self._stepping = False
+            outputs, self._undelivered = self._undelivered, []
+            return outputs
+
+    def _run(self, interrupt: DeferredInterrupt) -> list[RequestOutput]:
+        plan = self.scheduler.schedule(self._now())
+        try:
+            interrupt.forward = True
+            result = self.runner.execute(plan) if plan.scheduled else StepResult({})
+        except BaseException as error:
+            interrupt.forward = False
+            self._undelivered += map(
+                self._output, self.scheduler.cancel(plan, f"{type(error).__name__}: {error}")
+            )
+            if isinstance(error, Exception) and self.bus.subs:
+                self.bus.emit(Error("runner", f"{type(error).__name__}: {error}"))
+            raise
+        interrupt.forward = False
+        result, ends = self._look_for_ends(plan, result)
+        return [self._output(update) for update in self.scheduler.commit(plan, result, ends)]
+
+    def _look_for_ends(
+        self, plan: StepPlan, result: StepResult
+    ) -> tuple[StepResult, dict[str, tuple[str, str]]]:
+        """Cut each request's new tokens at its end, if it is there. One request's fault ends that request only."""
+        ends: dict[str, tuple[str, str]] = {}
+        tokens: dict[str, Sequence[int]] = {}
+        errors = dict(result.errors)
+        for rid, new in result.tokens.items():
+            live = self._live[rid]
+            try:
+                tokens[rid], end = live.take(new)
+                if rid in result.logprobs:
+                    live.add_logprobs(result.logprobs[rid][: len(tokens[rid])], tokens[rid])
+                if end is not None:
+                    ends[rid] = end
+            except Exception as error:
+                tokens[rid], errors[rid] = new, f"{type(error).__name__} while making text: {error}"
+        return StepResult(tokens, errors, result.logprobs, result.seconds), ends
+
+    def _output(self, update: Update) -> RequestOutput:
+        live = self._live[update.request.request_id]
+        if update.finish_reason is not None:
+            del self._live[update.request.request_id]
+        return live.output(update)
+
+    def _now(self) -> float:
+        return self.scheduler.step if self._clock is None else self._clock()
+
+    # -- looking in ---------------------------------------------------------------------------------------------
+
+    def request(self, request_id: str) -> Request:
+        """A live request, to look at.
+
+        Raises:
+            UnknownRequest: no live request has this id.
+        """
+        try:
+            return self.scheduler.requests[request_id]
+        except KeyError:
+            raise UnknownRequest(f"No live request {request_id!r}: it never came, or it has ended.") from None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Queues, requests, block tables, ref counts and the free list, as plain data."""
+        with self._lock:
+            return self.scheduler.snapshot()
+
+    def check(self) -> None:
+        """Assert every invariant of queues and pool. Between steps."""
+        with self._lock:
+            self.scheduler.check()
+            assert self._live.keys() == self.scheduler.requests.keys(), (
+                "live requests and their outputs differ"
+            )
+
+    def metrics(self) -> dict[str, int | float]:
+        """Counts now and since the start. `kv_usage` is a share, 0 to 1."""
+        with self._lock:
+            scheduler = self.scheduler
+            return {
+                "num_steps": scheduler.step,
+                "num_running": len(scheduler.running),
+                "num_waiting": len(scheduler.waiting),
+                "num_submitted": scheduler.queues.num_submitted,
+                "num_finished": scheduler.queues.num_finished,
+                "num_preemptions": scheduler.queues.num_preemptions,
+                "num_free_blocks": scheduler.blocks.num_free,
+                "kv_usage": scheduler.blocks.kv_usage,
+            }
+
+    def describe(self) -> dict[str, Any]:
+        """Settings and facts for the first event of a recording."""
+        return {"config": self.config.to_dict(), "info": self._info}
+
+    def __repr__(self) -> str:
+        now = self.metrics()
+        return (
+            f"Engine(step {now['num_steps']}: {now['num_running']} running, {now['num_waiting']} waiting, "
+            f"{self.config.num_blocks - now['num_free_blocks']} of {self.config.num_blocks} blocks used"
+            f"{', closed' if self._closed else ''})"
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{value:g}</td></tr>" for name, value in self.metrics().items()
+        )
+        return f"<table><caption>{escape(repr(self))}</caption><tbody>{rows}</tbody></table>"
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Abort what lives and free the KV pool. Harmless when called twice; other calls raise `EngineClosed`."""
+        with self._lock:
+            if self._closed:
+                return
+            for request_id in list(self.scheduler.requests):
+                self.abort(request_id)
+            self._closed = True
+            self.runner.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("The engine is closed; make a new one.")
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _mix(seed: int, number: int) -> int:
+    """A seed for the `number`-th request: SplitMix64 (Steele et al., OOPSLA 2014) over (seed, number)."""
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)

@@ -1,0 +1,47 @@
+"""Ctrl-C at the right moment: the first one waits for the end of the step, a second one stops the forward pass."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+__all__ = ["DeferredInterrupt"]
+
+
+class DeferredInterrupt:
+    """`with DeferredInterrupt() as interrupt:` around one step, in the main thread; does nothing in others.
+
+    Inside, an interrupt is remembered and raised when the block ends. While `interrupt.forward` is True (the runner
+    works; its plan can be cancelled) a second one raises at once. Bookkeeping is never cut in the middle.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self.forward = False
+        self._previous: Any = None
+        self._installed = False
+
+    def __enter__(self) -> DeferredInterrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.getsignal(signal.SIGINT)
+            if callable(
+                self._previous
+            ):  # a program that ignores interrupts, or handles them in C, keeps doing so
+                signal.signal(signal.SIGINT, self._on_signal)
+                self._installed = True
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.pending and self.forward:
+            self.pending = False
+            raise KeyboardInterrupt
+        self.pending = True
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if not self._installed:
+            return
+        signal.signal(signal.SIGINT, self._previous)
+        if self.pending and kind is None:
+            self._previous(signal.SIGINT, None)

@@ -1,0 +1,137 @@
+"""The step's values: what the scheduler wants done (`StepPlan`) and what came of it (`StepResult`).
+
+Both are plain data. A notebook can print a plan before it runs; a test can compare it with a literal; a runner
+needs nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagedinfer.config import SamplingParams
+
+__all__ = ["ScheduledRequest", "StepPlan", "StepResult"]
+
+
+@dataclass(slots=True)
+class ScheduledRequest:
+    """One request's share of a step: compute `num_tokens` tokens from position `start` on.
+
+    Attributes:
+        request_id: whose tokens they are.
+        start: position of the first token, equal to `num_computed_tokens` before this step.
+        num_tokens: tokens to compute, at least 1.
+        samples: True when the last of them is the request's last known token, so a new token is sampled from it.
+            False for a prefill chunk that ends before.
+        output_index: index of the output token that would be sampled, 0 for the first.
+        is_prefill: True when more than the newest token was still to compute, however much of it fits this step.
+        new_block_ids: blocks handed out for this step, appended to the request's table.
+        block_table: the request's whole table, read-only; block `i` holds tokens `i * block_size` and on.
+        token_ids: the request's token ids, prompt and output, read-only; empty for requests that carry only lengths.
+        params: how to sample.
+        seed: the request's sampling seed.
+        forbidden_token_ids: ids that must not be sampled now (end ids before `min_tokens`).
+    """
+
+    request_id: str
+    start: int
+    num_tokens: int
+    samples: bool
+    output_index: int
+    is_prefill: bool
+    new_block_ids: tuple[int, ...]
+    block_table: Sequence[int] = field(repr=False, compare=False)
+    token_ids: Sequence[int] = field(repr=False, compare=False)
+    params: SamplingParams = field(repr=False, compare=False)
+    seed: int = field(repr=False, compare=False)
+    forbidden_token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def end(self) -> int:
+        """Number of tokens with keys and values once the step has run."""
+        return self.start + self.num_tokens
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step does. Open until `Scheduler.commit` or `Scheduler.cancel`.
+
+    Attributes:
+        step: number of the step, counted from 1.
+        now: the time given to `schedule`, in the clock of the caller (steps by default).
+        token_budget: the most tokens the step may compute (`max_num_batched_tokens`).
+        scheduled: the requests of the batch, in running order.
+        preempted: requests that lost their blocks in this step.
+        exhausted: requests that can never grow within the pool, with the sentence why; `commit` ends them.
+        reasons: for each running request left out, and for the head of `waiting` (the others wait behind it), the
+            sentence why.
+    """
+
+    step: int
+    now: float
+    token_budget: int
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    exhausted: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by the whole batch, at most `token_budget`."""
+        return sum(item.num_tokens for item in self.scheduled)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to run or to end."""
+        return bool(self.scheduled or self.exhausted)
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (
+                item.request_id,
+                ("prefill" if item.is_prefill else "decode") + ("" if item.samples else " (chunk)"),
+                f"{item.start}..{item.end - 1}",
+                ", ".join(map(str, item.new_block_ids)) or "-",
+            )
+            for item in self.scheduled
+        ]
+
+    def __str__(self) -> str:
+        head = f"step {self.step}: {self.num_tokens} of {self.token_budget} tokens, {len(self.scheduled)} requests"
+        rows = [f"  {rid}: {what} tokens {span}, new blocks {new}" for rid, what, span, new in self._rows()]
+        rows += [f"  {rid}: preempted" for rid in self.preempted]
+        rows += [f"  {rid}: ends: {why}" for rid, why in self.exhausted.items()]
+        rows += [f"  {rid}: waits: {why}" for rid, why in self.reasons.items()]
+        return "\n".join([head, *rows])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self._rows()
+        )
+        notes = [f"{rid} preempted" for rid in self.preempted]
+        notes += [f"{rid} ends: {why}" for rid, why in self.exhausted.items()]
+        notes += [f"{rid} waits: {why}" for rid, why in self.reasons.items()]
+        return (
+            f"<table><caption>Step {self.step}: {self.num_tokens} of {self.token_budget} tokens</caption>"
+            "<thead><tr><th>request</th><th>work</th><th>tokens</th><th>new blocks</th></tr></thead>"
+            f"<tbody>{rows}</tbody></table>" + "".join(f"<p>{escape(note)}</p>" for note in notes)
+        )
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a runner returns for a plan.
+
+    Attributes:
+        tokens: new token ids per request that samples: none, one, or several (speculation).
+        errors: requests whose row failed (for example NaN logits), with a sentence; they end, the others go on.
+        logprobs: per request and new token, token id -> log-probability; only where asked for.
+        seconds: wall time of the forward pass, 0.0 where it has no meaning.
+    """
+
+    tokens: Mapping[str, Sequence[int]]
+    errors: Mapping[str, str] = field(default_factory=dict)
+    logprobs: Mapping[str, Sequence[Mapping[int, float]]] = field(default_factory=dict)
+    seconds: float = 0.0

@@ -1,0 +1,42 @@
+"""What the engine asks of the parts that it is given: a runner and, for text, a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from pagedinfer.engine.plan import StepPlan, StepResult
+
+__all__ = ["Runner", "Tokenizer"]
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Computes a step: the torch runner with a model, the simulated runner with a rule."""
+
+    vocab_size: int
+    """Token ids are below this; the engine refuses others before a runner sees them."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the plan and return new tokens for each request with `samples`. May raise: the plan is cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Free what the runner holds, the KV pool first. Harmless when called twice."""
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; with `add_special_tokens` what the model expects around a prompt (a begin token)."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; bytes that are no text become the replacement mark."""
+        ...

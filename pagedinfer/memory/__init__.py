@@ -1,0 +1,1 @@
+"""Paged KV memory: which physical block holds which tokens of which request. Ids only, no tensors."""

@@ -1,0 +1,91 @@
+"""Re-running a recording: the core over the recorded inputs, without model or tokens.
+
+A recording holds every input of the core: settings, submissions, aborts, the clock, how many tokens each step gave
+whom, ends that the core could not know, refused allocations. `rerun` feeds them to a fresh scheduler; the events
+that come out equal the recorded ones, byte for byte. What-if and fork start from here.
+"""
+
+from __future__ import annotations
+
+from pagedinfer.config import EngineConfig
+from pagedinfer.engine.plan import StepPlan, StepResult
+from pagedinfer.engine.request import Request
+from pagedinfer.engine.scheduler import Scheduler
+from pagedinfer.errors import RequestError
+from pagedinfer.trace import events as ev
+from pagedinfer.trace.bus import EventBus
+from pagedinfer.trace.recording import Recording, RecordingError
+
+__all__ = ["rerun"]
+
+
+def rerun(recording: Recording, *, until_step: int | None = None) -> tuple[Scheduler, Recording]:
+    """Run the core again over a recording's inputs, up to the end of step `until_step` (default: all).
+
+    Returns the scheduler in its last state and the new recording.
+
+    Raises:
+        RecordingError: the recording began mid-run or has a gap, so its inputs are not all there.
+    """
+    if any(isinstance(event, ev.Keyframe | ev.Gap) for event in recording.events) or not recording.events:
+        raise RecordingError("Only a recording from the engine's first step, without gaps, can be re-run.")
+    stop = len(recording.events)
+    if until_step is not None:
+        last = recording.step_events(until_step)
+        stop = next(i for i, event in enumerate(recording.events) if event is last[-1]) + 1 if last else 1
+    driver = _Driver(recording.events[:stop], EngineConfig(**recording.config))
+    return driver.scheduler, driver.run()
+
+
+class _Driver:
+    def __init__(self, events: list[ev.Event], config: EngineConfig) -> None:
+        self.events = events
+        self.recording = Recording()
+        self.bus = EventBus()
+        self.bus.subscribe(self.recording.add)
+        self.scheduler = Scheduler(config, self.bus)
+        self.scheduler.blocks.refuse_calls = {e.call for e in events if isinstance(e, ev.Refuse)}
+        self.open: list[StepPlan] = []
+
+    def run(self) -> Recording:
+        for event in self.events:
+            self.feed(event)
+        return self.recording
+
+    def feed(self, event: ev.Event) -> None:
+        """Give one input to the core; decisions among the events are skipped, the core makes them again."""
+        scheduler = self.scheduler
+        match event:
+            case ev.Meta():
+                self.recording.add(event)
+            case ev.Error():
+                scheduler.bus.emit(_again(event))
+            case ev.Submit() | ev.Reject():
+                self.submit(event)
+            case ev.Abort(rid=rid):
+                scheduler.abort(rid)
+            case ev.Step(now=now):
+                self.open.append(scheduler.schedule(now))
+            case ev.Commit(tokens=tokens, ends=ends):
+                result = StepResult(
+                    {rid: (0,) * n for rid, n in tokens.items()}
+                )  # token ids do not matter here
+                scheduler.commit(
+                    self.open.pop(0), result, {rid: (why, what) for rid, (why, what) in ends.items()}
+                )
+            case ev.Cancel(why=why):
+                scheduler.cancel(self.open.pop(), why)
+            case ev.Preempt() if not self.open:
+                scheduler.preempt(event.rid, event.why)
+
+    def submit(self, event: ev.Submit | ev.Reject) -> None:
+        request = Request(event.rid, event.num_prompt_tokens, event.max_tokens, priority=event.priority)
+        try:
+            self.scheduler.submit(request, event.now)
+        except RequestError:
+            if isinstance(event, ev.Submit):
+                raise
+
+
+def _again(event: ev.Error) -> ev.Error:
+    return ev.Error(event.where, event.what)

@@ -1,0 +1,225 @@
+"""A recording: the events of a run, the state at any step, and tables of its steps, requests and blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pagedinfer.errors import PagedInferError
+from pagedinfer.trace.events import SCHEMA, Error, Event, Gap, Meta, Step, event_from_dict
+from pagedinfer.trace.replay import State
+from pagedinfer.trace.tables import Table, block_table, request_table, step_table
+
+__all__ = ["Recording", "RecordingError"]
+
+KEYFRAME_STEPS = 64
+"""Every so many steps a folded state is kept, so that going back costs at most this many steps of folding."""
+
+
+class RecordingError(PagedInferError, ValueError):
+    """A file is not a recording that this version can read, or a step is not in it."""
+
+
+class Recording:
+    """The events of a run, in order.
+
+    Attributes:
+        events: all of them; the first is `meta`.
+        truncated: True when a loaded file broke off in the middle of its last line.
+    """
+
+    def __init__(self, events: Iterable[Event] = (), *, max_events: int | None = None) -> None:
+        self.events: list[Event] = []
+        self.truncated = False
+        self._max_events = max_events
+        self._dropped = 0
+        self._starts: list[int] = [0]  # index of the first event of each step; step k is at k - first_step
+        self._first_step = 0
+        self._keyframes: dict[int, State] = {}
+        for event in events:
+            self.add(event)
+
+    # -- growing ------------------------------------------------------------------------------------------------
+
+    def add(self, event: Event) -> None:
+        """Append an event. Past `max_events` it is dropped, and one `gap` counts what is missing."""
+        if self._max_events is not None and len(self.events) >= self._max_events:
+            self._dropped += 1
+            if self._dropped == 1:
+                self.events.append(Gap(0))
+            gap = self.events[-1]
+            assert isinstance(gap, Gap)
+            gap.dropped = self._dropped
+            return
+        if not self.events:
+            self._first_step = event.step
+        if isinstance(event, Step):
+            index = event.i - self._first_step
+            if index < len(
+                self._starts
+            ):  # a cancelled plan's number again: all of its events belong to one step
+                self._forget_steps_after(event.i)
+            else:
+                self._starts.append(len(self.events))
+        self.events.append(event)
+
+    def _forget_steps_after(self, step: int) -> None:
+        del self._starts[step - self._first_step + 1 :]
+        self._keyframes = {s: state for s, state in self._keyframes.items() if s < step}
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The engine's settings."""
+        return dict(self.events[0].config) if self.events and isinstance(self.events[0], Meta) else {}
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Free facts about the model and machine."""
+        return dict(self.events[0].info) if self.events and isinstance(self.events[0], Meta) else {}
+
+    @property
+    def first_step(self) -> int:
+        """Number of the step after which the recording begins; 0 on a fresh engine."""
+        return self._first_step
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step in it."""
+        return self._first_step + len(self._starts) - 1
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in it."""
+        return len(self._starts) - 1
+
+    @property
+    def errors(self) -> list[Error]:
+        """What failed outside the core during the run."""
+        return [event for event in self.events if isinstance(event, Error)]
+
+    def step_events(self, step: int) -> list[Event]:
+        """The events of one step, from its plan to what came in before the next; step 0: before the first plan."""
+        self._check_step(step)
+        index = step - self._first_step
+        end = self._starts[index + 1] if index + 1 < len(self._starts) else len(self.events)
+        return self.events[self._starts[index] : end]
+
+    def at(self, step: int) -> State:
+        """The state at the end of a step: an independent copy. Negative numbers count from the end."""
+        if step < 0:
+            step += self.last_step + 1
+        self._check_step(step)
+        known = max((s for s in self._keyframes if s <= step), default=None)
+        state = State() if known is None else self._keyframes[known].copy()
+        for s in range(self._first_step if known is None else known + 1, step + 1):
+            for event in self.step_events(s):
+                state.apply(event)
+            if s % KEYFRAME_STEPS == 0 and s < self.last_step and not state.has_open_plan:
+                self._keyframes[s] = state.copy()
+        return state
+
+    def states(self) -> Iterator[State]:
+        """The state at the end of every step in turn: one object that changes, so read it before going on."""
+        state = State()
+        for step in range(self._first_step, self.last_step + 1):
+            for event in self.step_events(step):
+                state.apply(event)
+            yield state
+
+    def _check_step(self, step: int) -> None:
+        if not self.events:
+            raise RecordingError("The recording is empty; record an engine first.")
+        if (
+            isinstance(step, bool)
+            or not isinstance(step, int)
+            or not self._first_step <= step <= self.last_step
+        ):
+            raise RecordingError(
+                f"No step {step!r}: the recording has {self._first_step} to {self.last_step}."
+            )
+
+    @property
+    def steps(self) -> Table:
+        """One row a step: tokens, batch, pool, waste."""
+        return step_table(self)
+
+    @property
+    def requests(self) -> Table:
+        """One row a request: lengths, steps of its life, latency in steps, preemptions, end."""
+        return request_table(self)
+
+    @property
+    def blocks(self) -> Table:
+        """One row an allocation: block, request, step it was taken and given back, and why."""
+        return block_table(self)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def to_jsonl(self, *, wall: bool = True) -> str:
+        """JSON lines, one event each. `wall=False` leaves wall time out: equal runs give equal bytes."""
+        return "".join(
+            json.dumps(event.to_dict(wall=wall), separators=(",", ":"), ensure_ascii=False) + "\n"
+            for event in self.events
+        )
+
+    def save(self, path: str | PathLike[str], *, wall: bool = True) -> Path:
+        """Write JSON lines to `path`, whole or not at all."""
+        target = Path(path)
+        partial = target.with_name(target.name + ".part")
+        partial.write_text(self.to_jsonl(wall=wall), encoding="utf-8")
+        partial.replace(target)
+        return target
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Recording:
+        """Read a file that `save` wrote. Unknown kinds are skipped; a cut-off last line ends the recording."""
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise RecordingError(f"Cannot read {path}: {error.strerror or error}.") from error
+        return cls.from_jsonl(text, str(path))
+
+    @classmethod
+    def from_jsonl(cls, text: str, name: str = "the text") -> Recording:
+        """The recording that `to_jsonl` wrote.
+
+        Raises:
+            RecordingError: it is no recording, of another major schema version, or broken before its last line.
+        """
+        recording = cls()
+        lines = [line for line in text.split("\n") if line.strip()]
+        for number, line in enumerate(lines, 1):
+            try:
+                data = json.loads(line)
+                event = event_from_dict(data) if isinstance(data, dict) else None
+            except (ValueError, TypeError) as error:
+                if number == len(lines) > 1:
+                    recording.truncated = True
+                    break
+                raise RecordingError(f"{name}, line {number} is not an event: {error}.") from error
+            if number == 1 and not isinstance(event, Meta):
+                raise RecordingError(f"{name} is not a recording: its first line is not a meta event.")
+            if isinstance(event, Meta) and str(event.schema).split(".")[0] != SCHEMA.split(".")[0]:
+                raise RecordingError(f"{name} has schema {event.schema}; this version reads {SCHEMA}.")
+            if event is not None:
+                recording.add(event)
+        if not recording.events:
+            raise RecordingError(f"{name} is not a recording: it is empty.")
+        return recording
+
+    # -- showing ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __repr__(self) -> str:
+        return f"Recording({self.num_steps} steps, {len(self.requests)} requests, {len(self.events)} events)"
+
+    def _repr_html_(self) -> str:
+        config = ", ".join(f"{name}={value}" for name, value in self.config.items())
+        return f"<p>{self!r}; {config}</p>{self.requests._repr_html_()}"

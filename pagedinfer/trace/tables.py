@@ -1,0 +1,195 @@
+"""A recording as tables: dicts of equally long columns, ready for pandas, polars or a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from pagedinfer.trace import events as ev
+
+if TYPE_CHECKING:
+    from pagedinfer.trace.recording import Recording
+
+__all__ = ["Table", "block_table", "request_table", "step_table"]
+
+MAX_SHOWN_ROWS = 20
+
+
+class Table(Mapping[str, list[Any]]):
+    """Columns by name. `len` is the number of rows; iterate `rows()` for dicts; `pandas.DataFrame(table)` works."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), []))
+
+    def keys(self) -> Any:
+        """Column names."""
+        return self._columns.keys()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One dict a row."""
+        for values in zip(*self._columns.values(), strict=True):
+            yield dict(zip(self._columns, values, strict=True))
+
+    def __repr__(self) -> str:
+        rows = [[_cell(v) for v in row.values()] for row in self.rows()]
+        shown = [list(self._columns), *rows[:MAX_SHOWN_ROWS]]
+        widths = [max(len(row[i]) for row in shown) for i in range(len(self._columns))]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in shown]
+        hidden = len(rows) - MAX_SHOWN_ROWS
+        return "\n".join(lines + ([f"... {hidden} more rows"] if hidden > 0 else []))
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in self._columns)
+        rows = list(self.rows())
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(_cell(v))}</td>" for v in row.values()) + "</tr>"
+            for row in rows[:MAX_SHOWN_ROWS]
+        )
+        hidden = len(rows) - MAX_SHOWN_ROWS
+        note = f"<p>{hidden} more rows</p>" if hidden > 0 else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) and not value.is_integer() else str(value)
+
+
+def _columns(rows: list[dict[str, Any]], names: list[str]) -> Table:
+    return Table({name: [row[name] for row in rows] for name in names})
+
+
+def step_table(recording: Recording) -> Table:
+    """One row a step. `kv_usage` and `kv_waste` are shares, 0 to 1; see `State.usage`."""
+    rows = []
+    for step, state in enumerate(recording.states(), recording.first_step):
+        if (
+            step == recording.first_step or state.step != step
+        ):  # before the first plan; a plan that was cancelled
+            continue
+        last = state.last
+        prefills = sum(n for n in last.scheduled.values() if n > 1)
+        rows.append(
+            {
+                "step": state.step,
+                "now": last.now,
+                "num_scheduled_tokens": sum(last.scheduled.values()),
+                "prefill_tokens": prefills,
+                "num_requests": len(last.scheduled),
+                "new_tokens": sum(last.tokens.values()),
+                "running": len(state.running),
+                "waiting": len(state.waiting),
+                "preempted": len(last.preempted),
+                "finished": len(last.finished),
+                "used_blocks": len(state.ref_counts),
+                "kv_usage": state.usage()["kv_usage"],
+                "kv_waste": state.usage()["kv_waste"],
+            }
+        )
+    names = "step now num_scheduled_tokens prefill_tokens num_requests new_tokens running waiting preempted finished"
+    return _columns(rows, [*names.split(), "used_blocks", "kv_usage", "kv_waste"])
+
+
+def request_table(recording: Recording) -> Table:
+    """One row a request. Steps are step numbers; `ttft_steps` counts from submission to the first token.
+
+    `tpot_steps` is the mean gap between tokens after the first; times in seconds (`ttft_s`, `tpot_s`) are there
+    when the recording has wall time, None otherwise.
+    """
+    rows: list[dict[str, Any]] = []
+    live: dict[str, dict[str, Any]] = {}
+    times: dict[str, list[float | None]] = {}
+    cancelled = _cancelled_events(recording)
+    names = [
+        "request", "prompt_tokens", "output_tokens", "submitted", "admitted", "first_token", "finished",
+        "preemptions", "ttft_steps", "tpot_steps", "ttft_s", "tpot_s", "finish_reason",
+    ]  # fmt: skip
+    for event in recording.events:
+        if isinstance(event, ev.Submit):
+            row = live[event.rid] = dict.fromkeys(names)
+            row |= {"request": event.rid, "prompt_tokens": event.num_prompt_tokens, "output_tokens": 0}
+            row |= {"submitted": event.step, "preemptions": 0}
+            rows.append(row)
+            times[event.rid] = [event.t]
+        elif isinstance(event, ev.Commit):
+            for rid, n in event.tokens.items():
+                if rid in live:
+                    _count_tokens(live[rid], times[rid], n, event)
+        elif (
+            isinstance(event, ev.Admit | ev.Preempt | ev.Finish)
+            and event.rid in live
+            and id(event) not in cancelled
+        ):
+            row = live[event.rid]
+            if isinstance(event, ev.Admit):
+                row["admitted"] = event.step
+            elif isinstance(event, ev.Preempt):
+                row["preemptions"] += 1
+            else:
+                row |= {"finished": event.step, "finish_reason": event.why}
+    return _columns(rows, names)
+
+
+def _count_tokens(row: dict[str, Any], times: list[float | None], n: int, event: ev.Commit) -> None:
+    """Add a step's tokens to a request's row; `times` holds wall time of submission, first and newest token."""
+    if row["first_token"] is None:
+        row["first_token"], row["ttft_steps"] = event.step, event.step - row["submitted"]
+        times.append(event.t)
+        if times[0] is not None and event.t is not None:
+            row["ttft_s"] = event.t - times[0]
+    row["output_tokens"] += n
+    gaps = row["output_tokens"] - 1
+    if gaps > 0:
+        row["tpot_steps"] = (event.step - row["first_token"]) / gaps
+        if times[1] is not None and event.t is not None:
+            row["tpot_s"] = (event.t - times[1]) / gaps
+
+
+def block_table(recording: Recording) -> Table:
+    """One row for each time a block was taken: who took it as which logical block, when, until when, and why."""
+    rows: list[dict[str, Any]] = []
+    held: dict[int, dict[str, Any]] = {}
+    names = ["block", "request", "logical", "allocated", "freed", "why"]
+    cancelled = _cancelled_events(recording)
+    for event in recording.events:
+        if id(event) in cancelled:
+            continue
+        if isinstance(event, ev.Alloc):
+            for logical, block_id in enumerate(event.pblks, event.first):
+                row = dict(zip(names, (block_id, event.rid, logical, event.step, None, None), strict=True))
+                rows.append(row)
+                held[block_id] = row
+        elif isinstance(event, ev.Free):
+            for block_id in event.pblks:
+                if row := held.pop(block_id, {}):
+                    row |= {"freed": event.step, "why": event.why}
+    return _columns(rows, names)
+
+
+def _cancelled_events(recording: Recording) -> set[int]:
+    """Identities of the events of plans that were cancelled: they changed nothing in the end."""
+    gone: set[int] = set()
+    open_plans: list[list[ev.Event]] = []
+    for event in recording.events:
+        if isinstance(event, ev.Step):
+            open_plans.append([event])
+        elif isinstance(event, ev.Commit) and open_plans:
+            open_plans.pop(0)
+        elif isinstance(event, ev.Cancel) and open_plans:
+            gone.update(map(id, open_plans.pop()))
+        elif isinstance(event, ev.Free) and event.why == "finish":
+            continue  # an end is no part of a plan
+        elif open_plans and isinstance(event, ev.Admit | ev.Resume | ev.Alloc | ev.Free | ev.Preempt):
+            open_plans[-1].append(event)
+    return gone
