@@ -1,0 +1,1 @@
+"""Backends: the ops that the decoder is written in, and the KV storage that they read and write."""

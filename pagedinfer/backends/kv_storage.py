@@ -1,0 +1,114 @@
+"""The KV pool of the torch backend: one tensor that holds every block of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from pagedinfer.errors import ConfigError, EngineClosed
+
+__all__ = ["KVStorage"]
+
+
+class KVStorage:
+    """Keys and values of `num_blocks` blocks.
+
+    Layout [num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim], keys before values. A token's keys
+    and values of a layer are one contiguous row, so a step writes a layer with one scatter and decode
+    attention reads it with one gather. Slot `block_id * block_size + offset` is a row of the layer seen as
+    [num_slots, 2, num_kv_heads, head_dim].
+
+    Raises:
+        ConfigError: the machine has no memory for a pool of this size.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.num_layers, self.num_blocks, self.block_size = num_layers, num_blocks, block_size
+        self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
+        shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
+        try:
+            pool = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"a KV pool of {num_blocks} blocks needs {num_blocks * self.bytes_per_block:,} bytes, "
+                "more than this machine gives; ask for fewer blocks."
+            ) from error
+        self._pool: torch.Tensor | None = pool
+        self._layers = [
+            pool[layer].view(num_blocks * block_size, 2, num_kv_heads, head_dim)
+            for layer in range(num_layers)
+        ]
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """The whole tensor, in the layout of the class.
+
+        Raises:
+            EngineClosed: after `close`.
+        """
+        if self._pool is None:
+            raise EngineClosed("the KV pool was freed by close(); make a new engine.")
+        return self._pool
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the pool; 0 once it is closed."""
+        return 0 if self._pool is None else self._pool.nbytes
+
+    def slots(self, layer: int) -> torch.Tensor:
+        """A view of one layer, [num_slots, 2, num_kv_heads, head_dim]."""
+        return self._layers[layer]
+
+    def heads(self, layer: int) -> torch.Tensor:
+        """A view of one layer, [num_slots * 2 * num_kv_heads, head_dim]: a row per slot, key or value, and head."""
+        return self._layers[layer].view(-1, self.head_dim)
+
+    def write(self, layer: int, slot_mapping: torch.Tensor, kv: torch.Tensor) -> None:
+        """Store `kv` [T, 2, num_kv_heads, head_dim] (keys, values) of T tokens at `slot_mapping` [T]."""
+        self._layers[layer].index_copy_(0, slot_mapping, kv)
+
+    def gather(
+        self, layer: int, block_table: Sequence[int], num_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy out a request's first keys and values, each [num_tokens, num_kv_heads, head_dim]."""
+        used = list(block_table[: -(-num_tokens // self.block_size)])
+        rows = self.pool[layer, used].flatten(0, 1)[:num_tokens]
+        return rows[:, 0], rows[:, 1]
+
+    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks of all layers, (source, destination) one after the other, in order."""
+        for source, destination in pairs:
+            self.pool[:, destination] = self.pool[:, source]
+
+    def read_out(self, block_ids: Sequence[int]) -> torch.Tensor:
+        """Copy whole blocks to the host: [num_layers, len(block_ids), ...] in the layout of the class."""
+        return self.pool[:, list(block_ids)].cpu()
+
+    def write_in(self, block_ids: Sequence[int], data: torch.Tensor) -> None:
+        """Put back what `read_out` gave, bit for bit, into these (other or the same) blocks."""
+        self.pool[:, list(block_ids)] = data.to(self.pool.device)
+
+    def poison(self) -> None:
+        """Fill the pool with NaN (the largest number of an integer type), so that a stray read shows."""
+        self.pool.fill_(float("nan") if self.dtype.is_floating_point else torch.iinfo(self.dtype).max)
+
+    def close(self) -> None:
+        """Free the pool. Harmless when called twice."""
+        self._pool = None
+        self._layers = []

@@ -1,0 +1,42 @@
+"""What one step's tensors are: the flat batch that the runner builds and every backend's ops read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["ModelInputs"]
+
+
+@dataclass(slots=True)
+class ModelInputs:
+    """A batch of B requests with T tokens in all, laid end to end; integers are int64.
+
+    Requests that compute one token come first: their T rows are the first `num_single` ones, so that decode
+    attention is one batched call over a slice. What counts is the number of tokens computed, not whether the
+    request has produced any: a resumed request that recomputes its tokens is a chunk like any prefill.
+
+    Attributes:
+        token_ids: [T], the tokens to compute.
+        positions: [T], each token's position in its request.
+        slot_mapping: [T], where each token's keys and values go: `block_id * block_size + offset`.
+        query_start: [B + 1], request b owns rows `query_start[b]` to `query_start[b + 1]`.
+        context_lens: [B], tokens with keys and values once this step's are written.
+        block_tables: [B, W], -1 beyond each request's blocks.
+        logits_indices: [S], rows of the tokens whose logits are wanted.
+        query_lens: per request the number of tokens computed; host integers, for loops.
+        ends: `context_lens` as host integers.
+        num_single: how many requests compute one token.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    logits_indices: torch.Tensor
+    query_lens: list[int]
+    ends: list[int]
+    num_single: int

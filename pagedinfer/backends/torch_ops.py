@@ -1,0 +1,273 @@
+"""The decoder's ops in plain torch: the readable twin that every faster backend is compared with.
+
+Shapes: T tokens in the step, H query heads and K key-value heads of size D, C hidden size, I intermediate
+    size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from pagedinfer.backends.kv_storage import KVStorage
+from pagedinfer.backends.model_inputs import ModelInputs
+
+__all__ = [
+    "Chunk",
+    "DenseLinear",
+    "Linear",
+    "StepContext",
+    "TorchOps",
+    "attention_reference",
+    "rope_frequencies",
+]
+
+
+class Linear(Protocol):
+    """A matrix that decides for itself how it is held: dense, and later packed, quantized or streamed."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in_features] times the transposed matrix: [T, out_features]."""
+        ...
+
+
+class DenseLinear:
+    """The weight as it is, [out_features, in_features]."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply: [T, in_features] to [T, out_features]."""
+        return F.linear(x, self.weight)
+
+
+@dataclass(slots=True)
+class Attend:
+    """N requests of the step that attend in one call, each with n tokens and the longest with L tokens of
+    context.
+
+    Attributes:
+        tokens: their rows of the T tokens, N * n of them.
+        heads: [2 * N * K * L], where their keys and then their values lie in `KVStorage.heads`. A position
+            beyond a request's own context names its first token again, so nothing is ever read that it did
+            not write.
+        mask: [N * K, n, L], 0 where a token may look and -inf where not.
+    """
+
+    tokens: slice
+    heads: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What all layers of a step share, computed once.
+
+    Attributes:
+        slot_mapping: [T], where keys and values go.
+        cos, sin: [T, 1, D], the rotary factors in the model's dtype, `sin` negative in its first half.
+        single: all the requests that compute one token, in one batch.
+        chunks: the other requests, one by one.
+    """
+
+    slot_mapping: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    single: Attend | None
+    chunks: list[Attend]
+
+
+def rope_frequencies(head_dim: int, theta: float, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Angle per position of each pair of dimensions, [head_dim // 2] float32 (RoFormer, arXiv 2104.09864)."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+
+
+class TorchOps:
+    """The ops. They keep no state, so one instance serves any number of models."""
+
+    def new_kv(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> KVStorage:
+        """Allocate the KV pool in the layout that these ops read."""
+        return KVStorage(
+            num_layers=num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            device=device,
+        )
+
+    def prepare(self, inputs: ModelInputs, kv: KVStorage, frequencies: torch.Tensor) -> StepContext:
+        """Compute once per step what every layer needs: rotary factors, gather indices, masks."""
+        angles = inputs.positions[:, None].float() * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return StepContext(
+            slot_mapping=inputs.slot_mapping,
+            cos=torch.cat((cos, cos), -1).to(kv.dtype).unsqueeze(1),
+            sin=torch.cat((-sin, sin), -1).to(kv.dtype).unsqueeze(1),
+            single=_single_tokens(inputs, kv) if inputs.num_single else None,
+            chunks=_chunks(inputs, kv),
+        )
+
+    def embed(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding table, [T, C]."""
+        return table.index_select(0, token_ids)
+
+    def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
+        """Apply a matrix, however it is held."""
+        return linear(x)
+
+    def rms_norm_add(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add `x` to the residual stream, in place, and normalize the sum by its root mean square, in
+        float32.
+
+        Returns:
+            the normalized [T, C] and the residual stream [T, C].
+        """
+        residual = x if residual is None else residual.add_(x)
+        return F.rms_norm(residual, weight.shape, weight, eps), residual
+
+    def rope_and_cache(
+        self, qkv: torch.Tensor, layer: int, kv: KVStorage, context: StepContext
+    ) -> torch.Tensor:
+        """Rotate queries and keys [T, (H + 2K) * D] by their positions and store keys and values.
+
+        Returns:
+            the rotated queries, [T, H, D].
+        """
+        total, size, num_kv_heads = qkv.shape[0], kv.head_dim, kv.num_kv_heads
+        heads = qkv.view(total, -1, size)
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        rotated = heads[:, : num_heads + num_kv_heads]
+        swapped = rotated.view(total, -1, 2, size // 2).flip(2).view(rotated.shape)
+        torch.addcmul(rotated * context.cos, swapped, context.sin, out=rotated)
+        kv.write(layer, context.slot_mapping, heads[:, num_heads:].view(total, 2, num_kv_heads, size))
+        return heads[:, :num_heads]
+
+    def attention(self, q: torch.Tensor, layer: int, kv: KVStorage, context: StepContext) -> torch.Tensor:
+        """Causal attention of q [T, H, D] over each request's own blocks; the heads of a group share a KV
+        head.
+
+        Returns:
+            [T, H * D].
+        """
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        heads = kv.heads(layer)
+        if context.single is not None:
+            tokens = context.single.tokens
+            out[tokens] = _attend_single(q[tokens], heads, kv.num_kv_heads, context.single)
+        for chunk in context.chunks:
+            out[chunk.tokens] = _attend_chunk(q[chunk.tokens], heads, kv.num_kv_heads, chunk)
+        return out.flatten(1)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of [T, 2 * I], gate first: [T, I]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def head(self, x: torch.Tensor, logits_indices: torch.Tensor, linear: Linear) -> torch.Tensor:
+        """Logits [S, vocab_size] of the wanted rows only."""
+        return linear(x.index_select(0, logits_indices))
+
+
+def _single_tokens(inputs: ModelInputs, kv: KVStorage) -> Attend:
+    num, longest = inputs.num_single, max(inputs.ends[: inputs.num_single])
+    where = torch.arange(longest, device=inputs.block_tables.device)
+    beyond = where >= inputs.context_lens[:num, None]
+    where = where.where(~beyond, 0)
+    slots = inputs.block_tables[:num].gather(1, where // kv.block_size) * kv.block_size + where %
+    kv.block_size mask = torch.zeros(beyond.shape, dtype=kv.dtype, device=beyond.device).masked_fill_(beyond,
+    float("-inf")) mask = mask.repeat_interleave(kv.num_kv_heads, 0).unsqueeze(1)
+    return Attend(slice(0, num), _head_indices(slots, kv.num_kv_heads), mask)
+
+
+def _chunks(inputs: ModelInputs, kv: KVStorage) -> list[Attend]:
+    chunks, first = [], inputs.num_single
+    for row in range(inputs.num_single, len(inputs.query_lens)):
+        num, end = inputs.query_lens[row], inputs.ends[row]
+        where = torch.arange(end, device=inputs.block_tables.device)
+        slots = inputs.block_tables[row, where // kv.block_size] * kv.block_size + where % kv.block_size
+        mask = torch.full((num, end), float("-inf"), dtype=kv.dtype, device=where.device).triu_(end - num + 1)
+        heads = _head_indices(slots.unsqueeze(0), kv.num_kv_heads)
+        chunks.append(Attend(slice(first, first + num), heads, mask.expand(kv.num_kv_heads, -1, -1)))
+        first += num
+    return chunks
+
+
+def _head_indices(slots: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """Slots [N, L] to rows of `KVStorage.heads`, in the order [2, N, K, L]: keys, then values."""
+    each = torch.arange(2 * num_kv_heads, device=slots.device).view(2, 1, num_kv_heads, 1)
+    return (slots.unsqueeze(1) * (2 * num_kv_heads) + each).flatten()
+
+
+def _attend_single(q: torch.Tensor, heads: torch.Tensor, num_kv_heads: int, batch: Attend) -> torch.Tensor:
+    """Attention of q [N, H, D], one token per request: [N, H, D].
+
+    The query heads of a group stand where query tokens would, so that a KV head serves them without a copy.
+    The gather lays every head's keys end to end, which makes plain batched products several times faster on a
+    CPU than `scaled_dot_product_attention`.
+    """
+    num, size = len(q), q.shape[-1]
+    keys, values = heads.index_select(0, batch.heads).view(2, num * num_kv_heads, -1, size).unbind(0)
+    query = q.reshape(num * num_kv_heads, -1, size)
+    scores = torch.baddbmm(batch.mask, query, keys.transpose(1, 2), alpha=size**-0.5)
+    return torch.bmm(scores.softmax(-1), values).view(q.shape)
+
+
+def _attend_chunk(q: torch.Tensor, heads: torch.Tensor, num_kv_heads: int, chunk: Attend) -> torch.Tensor:
+    """Attention of one request's q [n, H, D]: [n, H, D]."""
+    num, num_heads, size = q.shape
+    # [K, H / K, n, D] against [K, 1, end, D]: KV heads are the batch, and each serves its group without a
+    # copy.
+    query = q.view(num, num_kv_heads, -1, size).permute(1, 2, 0, 3)
+    both = heads.index_select(0, chunk.heads).view(2, num_kv_heads, 1, -1, size)
+    keys, values = both.expand(-1, -1, query.shape[1], -1, -1).unbind(0)
+    attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=chunk.mask.unsqueeze(1))
+    return attended.permute(2, 0, 1, 3).reshape(num, num_heads, size)
+
+
+def attention_reference(q: torch.Tensor, layer: int, kv: KVStorage, inputs: ModelInputs) -> torch.Tensor:
+    """The slow twin of `TorchOps.attention`: one token, one query head at a time, in float32.
+
+    Takes q [T, H, D] and returns [T, H * D], like the op.
+    """
+    out = torch.empty_like(q)
+    group = q.shape[1] // kv.num_kv_heads
+    row = 0
+    for request, num in enumerate(inputs.query_lens):
+        table = inputs.block_tables[request].tolist()
+        for position in range(inputs.ends[request] - num, inputs.ends[request]):
+            keys, values = kv.gather(layer, table, position + 1)
+            for head in range(q.shape[1]):
+                scores = keys[:, head // group].float() @ q[row, head].float() / kv.head_dim**0.5
+                out[row, head] = scores.softmax(0) @ values[:, head // group].float()
+            row += 1
+    return out.flatten(1)

@@ -1,0 +1,238 @@
+"""Weights that arrive lazily: a source yields name -> (shape, storage type, read), one tensor at a time.
+
+All sources speak Hugging Face's names for a Llama (`model.layers.0.self_attn.q_proj.weight`), with the rows
+of the query and key projections in the order of those files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from pagedinfer.errors import ModelError
+from pagedinfer.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CheckpointFile",
+    "WeightInfo",
+    "WeightSource",
+    "check_weights",
+    "expected_shapes",
+    "list_names",
+    "needs_engine",
+    "open_weights",
+]
+
+EMBEDDING = "model.embed_tokens.weight"
+OUTPUT = "lm_head.weight"
+_SHOWN = 10  # names in one error message
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInfo:
+    """What is known of a tensor without reading it."""
+
+    name: str
+    shape: tuple[int, ...]
+    storage: str
+    """How the file holds it: "BF16", "F32", "Q4_1", ..."""
+
+
+@runtime_checkable
+class WeightSource(Protocol):
+    """A checkpoint, open for reading."""
+
+    config: ModelConfig
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors; `lm_head.weight` is absent when the output is tied to the embedding."""
+        ...
+
+    def info(self, name: str) -> WeightInfo:
+        """Shape and storage type of one tensor, without reading it."""
+        ...
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """One tensor, decoded to `dtype`: dense, contiguous, on the CPU, owning its memory."""
+        ...
+
+    def close(self) -> None:
+        """Close the files. Harmless when called twice."""
+        ...
+
+
+class CheckpointFile:
+    """What the sources on disk share: a config, a table of tensors, and errors that name the path.
+
+    Args:
+        path: the file or folder.
+        config: what it says about itself.
+        infos: one entry per tensor.
+
+    """
+
+    def __init__(self, path: Path, config: ModelConfig, infos: Iterable[WeightInfo]) -> None:
+        self.path = path
+        self.config = config
+        self._infos = {info.name: info for info in infos}
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, in the order of the file."""
+        return tuple(self._infos)
+
+    def info(self, name: str) -> WeightInfo:
+        """Shape and storage type of one tensor.
+
+        Raises:
+            ModelError: there is no tensor of this name.
+
+        """
+        found = self._infos.get(name)
+        if found is None:
+            raise ModelError(f'"{self.path}" has no tensor "{name}"; it has {list_names(self._infos)}')
+        return found
+
+    def drop(self, name: str) -> None:
+        """Forget a tensor that means nothing to the model, so that `names()` is what a loader must read."""
+        del self._infos[name]
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """One tensor, decoded to `dtype`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the files. Harmless when called twice."""
+
+
+def open_weights(path: Path) -> WeightSource:
+    """Open a checkpoint: a folder with `config.json` and safetensors, or a `.gguf` file.
+
+    Raises:
+        ModelError: the path is neither, or the checkpoint is damaged or not supported.
+
+    """
+    path = Path(path)
+    needs_engine("torch", "numpy", "gguf", "safetensors")
+    source: CheckpointFile
+    if path.is_dir():
+        from pagedinfer.model.folder import FolderWeights
+
+        source = FolderWeights(path)
+    elif path.suffix.lower() == ".gguf" and path.is_file():
+        from pagedinfer.model.gguf import GgufWeights
+
+        source = GgufWeights(path)
+    else:
+        what = "does not exist" if not path.exists() else "is neither"
+        raise ModelError(
+            f'"{path}" {what}; a model is a folder with config.json and safetensors, or a .gguf file'
+        )
+    try:
+        _drop_harmless(source)
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def needs_engine(*packages: str) -> None:
+    """Raise one sentence when a package that models need is not installed.
+
+    Raises:
+        ModelError: it is missing.
+
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(
+                f'{package} is missing; models need the "engine" extra: pip install "pagedinfer[engine]"'
+            )
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a model of this config has; linear weights are [out, in]."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        for name, shape in (
+            ("input_layernorm", (hidden,)),
+            ("self_attn.q_proj", (query, hidden)),
+            ("self_attn.k_proj", (kv, hidden)),
+            ("self_attn.v_proj", (kv, hidden)),
+            ("self_attn.o_proj", (hidden, query)),
+            ("post_attention_layernorm", (hidden,)),
+            ("mlp.gate_proj", (inner, hidden)),
+            ("mlp.up_proj", (inner, hidden)),
+            ("mlp.down_proj", (hidden, inner)),
+        ):
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes[OUTPUT] = (config.vocab_size, hidden)
+    return shapes
+
+
+def check_weights(source: WeightSource) -> None:
+    """Compare a source with its config, without reading tensors.
+
+    Raises:
+        ModelError: tensors are missing, unexpected or misshapen; the message names them.
+
+    """
+    expected = expected_shapes(source.config)
+    names = source.names()
+    present = set(names)
+    missing = [name for name in expected if name not in present]
+    unexpected = [name for name in names if name not in expected]
+    misshapen = [
+        f"{name} is {list(source.info(name).shape)} instead of {list(expected[name])}"
+        for name in names
+        if name in expected and source.info(name).shape != expected[name]
+    ]
+    problems = [
+        f"{len(found)} {what}: {list_names(found)}"
+        for what, found in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+        if found
+    ]
+    if problems:
+        raise ModelError(
+            f'the tensors of "{source.config.name}" do not fit its config. {"; ".join(problems)}. '
+            "Use a complete checkpoint of a model without biases, adapters or extra heads"
+        )
+
+
+def _drop_harmless(source: CheckpointFile) -> None:
+    """Drop the extras that are known to change nothing, after looking that they indeed don't."""
+    import torch
+
+    for name in source.names():
+        if name.endswith(".rotary_emb.inv_freq"):
+            source.drop(name)  # a buffer that old checkpoints saved; the decoder computes it from rope_theta
+        elif name == "rope_freqs.weight":
+            if not bool((source.read(name, torch.float32) == 1).all()):
+                raise ModelError(
+                    f'"{source.path}" scales its rotary frequencies (rope_freqs.weight is not all ones), '
+                    "which pagedinfer does not support"
+                )
+            source.drop(name)
+        elif name == OUTPUT and source.config.tie_word_embeddings:
+            if not torch.equal(source.read(OUTPUT, torch.float32), source.read(EMBEDDING, torch.float32)):
+                raise ModelError(
+                    f'"{source.path}" says tie_word_embeddings, but its {OUTPUT} differs from {EMBEDDING}; '
+                    "set tie_word_embeddings to false in config.json if the output is a matrix of its own"
+                )
+            source.drop(name)
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Join the first ten names."""
+    names = list(names)
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
