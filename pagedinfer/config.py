@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,6 +12,7 @@ from pagedinfer.errors import ConfigError
 __all__ = ["EngineConfig", "SamplingParams"]
 
 MAX_BLOCK_SIZE = 256
+MAX_FLOAT = sys.float_info.max
 
 
 def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
@@ -24,14 +26,11 @@ def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None
         raise ConfigError(f"{name}={value!r}: it must be {bounds}.")
 
 
-def _check_real(name: str, value: Any, low: float, high: float | None, *, open_low: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and value == value
-    good = good and (value > low if open_low else value >= low) and (high is None or value <= high)
-    if not good or value in (float("inf"), float("-inf")):
-        start = f"above {low}" if open_low else f"at least {low}"
-        raise ConfigError(
-            f"{name}={value!r}: it must be a number {start}{'' if high is None else f' and at most {high}'}."
-        )
+def _check_real(name: str, value: Any, low: float, high: float | None = None) -> None:
+    bounds = f"a finite number of at least {low}" if high is None else f"a number from {low} to {high}"
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not low <= value <= (MAX_FLOAT if high is None else high):  # refuses NaN and infinity too
+        raise ConfigError(f"{name}={value!r}: it must be {bounds}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +143,7 @@ class SamplingParams:
         for name, off in _NOT_YET.items():
             if (value := getattr(self, name)) != off:
                 raise ConfigError(f"{name}={value!r} is not supported yet; leave it at {off!r}.")
-        _check_real("temperature", self.temperature, 0.0, None)
+        _check_real("temperature", self.temperature, 0.0)
         _check_int("top_k", self.top_k, -1)
         _check_real("top_p", self.top_p, 0.0, 1.0)
         _check_real("min_p", self.min_p, 0.0, 1.0)

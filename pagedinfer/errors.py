@@ -12,7 +12,13 @@ __all__ = [
     "RequestError",
     "RequestTooLong",
     "UnknownRequest",
+    "count",
 ]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 block`, `2 blocks`: a number and its noun, for sentences."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class PagedInferError(Exception):
@@ -59,6 +65,6 @@ class OutOfBlocks(PagedInferError, RuntimeError):
     """
 
     def __init__(self, needed: int, free: int) -> None:
-        super().__init__(f"needs {needed} {'block' if needed == 1 else 'blocks'}, {free} free")
+        super().__init__(f"needs {count(needed, 'block')}, {free} free")
         self.needed = needed
         self.free = free

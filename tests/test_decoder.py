@@ -90,9 +90,9 @@ def test_logits_equal_transformers(shape):
 class PositionsOffByOne(TorchOps):
     """All tokens but the first are one position too far; shifting all of them would change nothing."""
 
-    def prepare(self, inputs, kv, frequencies):
+    def prepare(self, inputs, kv, num_heads, frequencies):
         inputs.positions = inputs.positions + (inputs.positions > 0).long()
-        return super().prepare(inputs, kv, frequencies)
+        return super().prepare(inputs, kv, num_heads, frequencies)
 
 
 class NoFinalNorm(TorchOps):

@@ -165,7 +165,7 @@ def test_explicit_head_size_wins():
         ({"eos_token_id": 100}, "outside its vocabulary"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"vocab_size": None}, "lacks vocab_size"),
-        ({"num_hidden_layers": 0}, "must be positive"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers .* is 0; it must be a whole number from 1"),
     ],
 )
 def test_impossible_configs_are_refused(change, text):

@@ -11,7 +11,7 @@ from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from pagedinfer.engine.protocols import Tokenizer
 from pagedinfer.errors import ModelError, RequestError
-from pagedinfer.model.gguf import read_header
+from pagedinfer.model.gguf_header import read_header
 from pagedinfer.model.sources import resolve
 from pagedinfer.model.tokenizer import TextTokenizer, open_tokenizer
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
-from pagedinfer.backends.torch_ops import DenseLinear, TorchOps, attention_reference, rope_frequencies
+from pagedinfer.backends.torch_ops import TILE, DenseLinear, TorchOps, attention_reference, rope_frequencies
 
 OPS = TorchOps()
 
@@ -54,8 +54,18 @@ def paged_batch(shares, block_size, *, kv_heads=2, head_dim=8, dtype=torch.float
 
 
 def attend(kv, inputs, q):
-    context = OPS.prepare(inputs, kv, rope_frequencies(kv.head_dim, 10000.0))
+    context = OPS.prepare(inputs, kv, q.shape[1], rope_frequencies(kv.head_dim, 10000.0))
     return OPS.attention(q, 1, kv, context)
+
+
+def test_long_chunks_are_cut_into_tiles():
+    shares = [(TILE - 1, TILE), (TILE, TILE), (TILE + 1, 2 * TILE), (2 * TILE + 3, 2 * TILE + 3), (1, 9)]
+    kv, inputs = paged_batch(shares, 16)
+    q = torch.randn(sum(inputs.query_lens), 6, 8)
+    assert len(OPS.prepare(inputs, kv, 6, rope_frequencies(8, 100.0)).spans[-1].tiles) == 3
+    torch.testing.assert_close(
+        attend(kv, inputs, q), attention_reference(q, 1, kv, inputs), rtol=1e-5, atol=1e-5
+    )
 
 
 def shares_around(block_size):
@@ -130,7 +140,7 @@ def test_rope_and_cache_rotates_and_stores(dtype):
     kv, inputs = paged_batch([(1, 9), (3, 7)], 4, dtype=dtype)
     qkv = torch.randn(4, (4 + 2 * 2) * 8).to(dtype)
     heads = qkv.clone().view(4, 8, 8).double()
-    context = OPS.prepare(inputs, kv, rope_frequencies(8, 100.0))
+    context = OPS.prepare(inputs, kv, 4, rope_frequencies(8, 100.0))
     q = OPS.rope_and_cache(qkv, 1, kv, context)
     # Each pair (i, i + 4) turns by position * 100 ** (-i / 4), written with complex numbers.
     angles = inputs.positions[:, None, None] * 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)

@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from pagedinfer.errors import ModelError
-from pagedinfer.model.gguf import read_header
+from pagedinfer.model.gguf_header import read_header
 from pagedinfer.model.sources import resolve
 from pagedinfer.model.weights import WeightSource, check_weights, expected_shapes, open_weights
 

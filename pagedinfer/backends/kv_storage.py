@@ -76,7 +76,7 @@ class KVStorage:
         return self._layers[layer]
 
     def heads(self, layer: int) -> torch.Tensor:
-        """A view of one layer, [num_slots * 2 * num_kv_heads, head_dim]: a row per slot, key or value, and head."""
+        """A view of one layer, [num_slots * 2 * num_kv_heads, head_dim]: one key or value of a head per row."""
         return self._layers[layer].view(-1, self.head_dim)
 
     def write(self, layer: int, slot_mapping: torch.Tensor, kv: torch.Tensor) -> None:

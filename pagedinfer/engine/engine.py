@@ -6,7 +6,9 @@ Every other way to run (`LLM`, notebooks, the simulator) is a loop around `Engin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
@@ -79,8 +81,13 @@ class Engine:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        *,
+        outbox: deque[RequestOutput] | None = None,
     ) -> str:
         """Queue a prompt; returns its request id ("r0", "r1", ... when none is given).
+
+        With `outbox` the request's outputs are appended there, and `step` does not return them: whoever waits for
+        this request gets them, whoever steps or aborts.
 
         Raises:
             RequestError: the prompt cannot be used. RequestTooLong: it can never fit. DuplicateRequest: the id lives.
@@ -96,7 +103,9 @@ class Engine:
             text, token_ids = read_prompt(prompt, self._tokenizer, self.runner.vocab_size)
             number = self._num_requests
             if request_id is None:
-                request_id = f"r{number}"
+                request_id = next(
+                    rid for n in count(number) if (rid := f"r{n}") not in self.scheduler.requests
+                )
             elif not isinstance(request_id, str) or not request_id:
                 raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
             eos = () if params.ignore_eos else self._eos_token_ids
@@ -109,9 +118,10 @@ class Engine:
                 seed=params.seed if params.seed is not None else _mix(self._seed, number),
                 end_token_ids=(*eos, *(params.stop_token_ids or ())),
             )
-            self.scheduler.submit(request, self._now())
-            self._num_requests += 1
-            self._live[request_id] = LiveRequest(request, text, self._tokenizer)
+            with DeferredInterrupt():
+                self.scheduler.submit(request, self._now())
+                self._num_requests += 1
+                self._live[request_id] = LiveRequest(request, text, self._tokenizer, outbox)
             return request_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -122,10 +132,17 @@ class Engine:
         Raises:
             UnknownRequest: no live request has this id.
         """
-        with self._lock:
+        with self._lock, DeferredInterrupt():
             updates = self.scheduler.abort(request_id)
-            outputs = [self._output(update) for update in updates]
-            return outputs[0] if outputs else None
+            # What an interrupted step left behind says less than the output that is returned here.
+            self._undelivered = [o for o in self._undelivered if o.finished or o.request_id != request_id]
+            if not updates:
+                return None
+            live = self._live.pop(request_id)
+            output = live.output(updates[0])
+            if live.outbox is not None:
+                live.outbox.append(output)
+            return output
 
     def has_unfinished(self) -> bool:
         """Whether a request is waiting or running, or an output has not been handed out yet."""
@@ -137,7 +154,7 @@ class Engine:
         Raises:
             RequestError: the request is not running, or a step is open.
         """
-        with self._lock:
+        with self._lock, DeferredInterrupt():
             self.scheduler.preempt(request_id, why)
 
     def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
@@ -163,28 +180,26 @@ class Engine:
             try:
                 with DeferredInterrupt() as interrupt:
                     if self.scheduler.requests:
-                        self._undelivered += self._run(interrupt)
+                        self._run(interrupt)
             finally:
                 self._stepping = False
             outputs, self._undelivered = self._undelivered, []
             return outputs
 
-    def _run(self, interrupt: DeferredInterrupt) -> list[RequestOutput]:
+    def _run(self, interrupt: DeferredInterrupt) -> None:
         plan = self.scheduler.schedule(self._now())
         try:
             interrupt.forward = True
             result = self.runner.execute(plan) if plan.scheduled else StepResult({})
+            interrupt.forward = False
         except BaseException as error:
             interrupt.forward = False
-            self._undelivered += map(
-                self._output, self.scheduler.cancel(plan, f"{type(error).__name__}: {error}")
-            )
+            self._deliver(self.scheduler.cancel(plan, f"{type(error).__name__}: {error}"))
             if isinstance(error, Exception) and self.bus.subs:
                 self.bus.emit(Error("runner", f"{type(error).__name__}: {error}"))
             raise
-        interrupt.forward = False
         result, ends = self._look_for_ends(plan, result)
-        return [self._output(update) for update in self.scheduler.commit(plan, result, ends)]
+        self._deliver(self.scheduler.commit(plan, result, ends))
 
     def _look_for_ends(
         self, plan: StepPlan, result: StepResult
@@ -205,11 +220,16 @@ class Engine:
                 tokens[rid], errors[rid] = new, f"{type(error).__name__} while making text: {error}"
         return StepResult(tokens, errors, result.logprobs, result.seconds), ends
 
-    def _output(self, update: Update) -> RequestOutput:
-        live = self._live[update.request.request_id]
-        if update.finish_reason is not None:
-            del self._live[update.request.request_id]
-        return live.output(update)
+    def _deliver(self, updates: Iterable[Update]) -> None:
+        """Make an output of each update and put it where its request's outputs go."""
+        for update in updates:
+            request_id = update.request.request_id
+            live = self._live.get(request_id)
+            if live is None or live.request is not update.request:
+                continue  # a subscriber has aborted it while this step closed
+            if update.finish_reason is not None:
+                del self._live[request_id]
+            (self._undelivered if live.outbox is None else live.outbox).append(live.output(update))
 
     def _now(self) -> float:
         return self.scheduler.step if self._clock is None else self._clock()
@@ -279,7 +299,7 @@ class Engine:
 
     def close(self) -> None:
         """Abort what lives and free the KV pool. Harmless when called twice; other calls raise `EngineClosed`."""
-        with self._lock:
+        with self._lock, DeferredInterrupt():
             if self._closed:
                 return
             for request_id in list(self.scheduler.requests):

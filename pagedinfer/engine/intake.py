@@ -40,8 +40,18 @@ def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) ->
             raise RequestError(f"The prompt is empty. {HOW}")
         if tokenizer is None:
             raise RequestError("The prompt is text and this engine has no tokenizer; give token ids.")
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode(_check_text(text))
     return text, _check_ids(ids, vocab_size)
+
+
+def _check_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"Character {error.start} of the prompt is {text[error.start]!r}, half of a pair; decode the text anew."
+        ) from None
+    return text
 
 
 def _check_ids(ids: object, vocab_size: int) -> list[int]:

@@ -13,8 +13,9 @@ __all__ = ["DeferredInterrupt"]
 class DeferredInterrupt:
     """`with DeferredInterrupt() as interrupt:` around one step, in the main thread; does nothing in others.
 
-    Inside, an interrupt is remembered and raised when the block ends. While `interrupt.forward` is True (the runner
-    works; its plan can be cancelled) a second one raises at once. Bookkeeping is never cut in the middle.
+    Inside, an interrupt is remembered and raised when the block ends, also when an error ends it. While
+    `interrupt.forward` is True (the runner works; its plan can be cancelled) a second one raises at once. Bookkeeping
+    is never cut in the middle. Blocks may be nested: the outermost one raises.
     """
 
     def __init__(self) -> None:
@@ -26,9 +27,8 @@ class DeferredInterrupt:
     def __enter__(self) -> DeferredInterrupt:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.getsignal(signal.SIGINT)
-            if callable(
-                self._previous
-            ):  # a program that ignores interrupts, or handles them in C, keeps doing so
+            # A program that ignores interrupts, or handles them in C, keeps doing so.
+            if callable(self._previous):
                 signal.signal(signal.SIGINT, self._on_signal)
                 self._installed = True
         return self
@@ -39,9 +39,9 @@ class DeferredInterrupt:
             raise KeyboardInterrupt
         self.pending = True
 
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+    def __exit__(self, *exc: object) -> None:
         if not self._installed:
             return
         signal.signal(signal.SIGINT, self._previous)
-        if self.pending and kind is None:
+        if self.pending:
             self._previous(signal.SIGINT, None)

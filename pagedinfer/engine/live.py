@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from pagedinfer.engine.output import CompletionOutput, Logprob, RequestOutput
@@ -14,10 +15,22 @@ __all__ = ["LiveRequest"]
 
 
 class LiveRequest:
-    """Beside the scheduler's `Request`: what only callers care about."""
+    """Beside the scheduler's `Request`: what only callers care about.
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+    Attributes:
+        request: the scheduler's.
+        outbox: where its outputs go; None for the step's return value.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        outbox: deque[RequestOutput] | None = None,
+    ) -> None:
         self.request = request
+        self.outbox = outbox
         self._prompt = prompt
         self._tokenizer = tokenizer
         params = request.params
@@ -69,7 +82,7 @@ class LiveRequest:
         request = self.request
         reason = update.finish_reason if update else None
         detail = update.detail if update else ""
-        if reason is not None and self._text is not None:
+        if reason not in (None, "error") and self._text is not None:  # the error may be that decoding fails
             self._text.finish()
         text = "" if self._text is None else self._text.text if reason is not None else self._text.visible
         completion = CompletionOutput(

@@ -7,6 +7,7 @@ from collections import deque
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.request import Request, Status
+from pagedinfer.errors import count
 from pagedinfer.memory.blocks import BlockManager
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -51,9 +52,10 @@ class Queues:
         if self._blocks.journal is not None:
             self._blocks.journal.record(lambda: self._unadmit(request, was))
         if self._bus.subs:
-            why = f"{self._blocks.blocks_for(request.num_tokens)} blocks for {request.num_tokens} tokens"
+            needed, tokens = self._blocks.blocks_for(request.num_tokens), request.num_tokens
+            why = f"{count(needed, 'block')} for {count(tokens, 'token')}, {self._blocks.num_free} free"
             kind = ev.Resume if was == Status.PREEMPTED else ev.Admit
-            self._bus.emit(kind(request.request_id, f"{why}, {self._blocks.num_free} free"))
+            self._bus.emit(kind(request.request_id, why))
 
     def _unadmit(self, request: Request, was: Status) -> None:
         self.running.remove(request)

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagedinfer.config import EngineConfig
+from pagedinfer.engine.admission import Admission
 from pagedinfer.engine.plan import ScheduledRequest, StepPlan, StepResult
 from pagedinfer.engine.queues import Queues
 from pagedinfer.engine.request import Request, Status
-from pagedinfer.errors import DuplicateRequest, OutOfBlocks, RequestError, RequestTooLong, UnknownRequest
+from pagedinfer.errors import OutOfBlocks, RequestError, UnknownRequest, count
 from pagedinfer.memory.blocks import BlockManager
 from pagedinfer.memory.journal import Journal
 from pagedinfer.trace import events as ev
@@ -66,6 +67,7 @@ class Scheduler:
         bus: where events go.
         blocks: the block manager.
         queues: live requests, waiting and running.
+        admission: who may come in, and who may join the batch.
         step: number of the last plan.
     """
 
@@ -74,6 +76,7 @@ class Scheduler:
         self.bus = bus or EventBus()
         self.blocks = BlockManager(config.num_blocks, config.block_size, self.bus)
         self.queues = Queues(config, self.blocks, self.bus)
+        self.admission = Admission(config, self.blocks, self.queues)
         self.step = 0
         self._open: list[_OpenPlan] = []
         self._ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
@@ -104,7 +107,7 @@ class Scheduler:
             RequestError: the prompt is empty, or no token is asked for.
         """
         rid, prompt, priority = request.request_id, request.num_prompt_tokens, request.priority
-        if error := self._refusal(request):
+        if error := self.admission.refusal(request):
             if self.bus.subs:
                 self.bus.emit(ev.Reject(rid, prompt, request.max_tokens, priority, now, str(error)))
             raise error
@@ -112,30 +115,6 @@ class Scheduler:
         self.queues.add(request)
         if self.bus.subs:
             self.bus.emit(ev.Submit(rid, prompt, request.max_tokens, priority, now))
-
-    def _refusal(self, request: Request) -> RequestError | None:
-        rid, prompt, config = request.request_id, request.num_prompt_tokens, self.config
-        if rid in self.requests:
-            return DuplicateRequest(
-                f"Request {rid!r} is still live; wait for it, abort it, or use another id."
-            )
-        if prompt < 1:
-            return RequestError(f"Request {rid!r} has an empty prompt; give at least one token.")
-        if request.max_tokens < 1:
-            return RequestError(
-                f"Request {rid!r} asks for {request.max_tokens} new tokens; ask for at least one."
-            )
-        if prompt >= config.max_model_len:
-            return RequestTooLong(
-                f"Request {rid!r} has {prompt} prompt tokens; max_model_len={config.max_model_len} leaves room for "
-                f"at most {config.max_model_len - 1} and one new token. Shorten the prompt or raise max_model_len."
-            )
-        if (needed := self.blocks.blocks_for(prompt)) > config.num_blocks:
-            return RequestTooLong(
-                f"Request {rid!r} has {prompt} prompt tokens and needs {needed} blocks of {config.block_size}; the "
-                f"whole pool has {config.num_blocks}. Shorten the prompt or raise num_blocks."
-            )
-        return None
 
     def abort(self, request_id: str) -> list[Update]:
         """Give a request up. It ends at once, or when the open plan that works on it closes.
@@ -194,7 +173,7 @@ class Scheduler:
                 continue  # its newest token is still being computed in an open plan, or it is about to end
             if budget == 0:
                 plan.reasons[rid] = f"token budget of {plan.token_budget} used up"
-            elif why := self._outgrown(request):
+            elif why := self.admission.why_never(request):
                 self._exhaust(opened, request, why)
             elif (new := self._allocate_or_preempt(opened, request, min(pending, budget))) is not None:
                 self._place(opened, request, min(pending, budget), new)
@@ -230,10 +209,10 @@ class Scheduler:
             request = self.waiting[position]
             if request.request_id in self._ending:
                 position += 1
-            elif why := self._outgrown(request):
+            elif why := self.admission.why_never(request):
                 self._exhaust(opened, request, why)
                 position += 1
-            elif why := self._why_not_admitted(request, plan, budget):
+            elif why := self.admission.why_not_now(request, plan, budget):
                 plan.reasons[request.request_id] = why
                 return
             else:
@@ -246,37 +225,6 @@ class Scheduler:
                 self.queues.admit(request)
                 self._place(opened, request, num_tokens, new_block_ids)
                 budget -= num_tokens
-
-    def _why_not_admitted(self, request: Request, plan: StepPlan, budget: int) -> str | None:
-        """The sentence why the head of the queue must wait, or None.
-
-        Its whole known length must fit, beside what running prefills still need and the watermark: an admission
-        that is taken back a step later has cost a prefill.
-        """
-        if plan.preempted:
-            return f"{', '.join(plan.preempted)} {'was' if len(plan.preempted) == 1 else 'were'} preempted in this step"
-        if len(self.running) >= self.config.max_num_seqs:
-            return f"all {self.config.max_num_seqs} seats (max_num_seqs) are taken"
-        if budget == 0:
-            return f"token budget of {plan.token_budget} used up"
-        needed = self.blocks.blocks_for(request.num_tokens)
-        promised = sum(self.blocks.num_missing(r.request_id, r.num_tokens) for r in self.running)
-        watermark = self.config.watermark_blocks if self.running else 0
-        if needed + promised + watermark <= self.blocks.num_free:
-            return None
-        why = f"needs {needed} {'block' if needed == 1 else 'blocks'}, {self.blocks.num_free} free"
-        why += f", {promised} promised to running requests" if promised else ""
-        return why + (f", watermark {watermark}" if watermark else "")
-
-    def _outgrown(self, request: Request) -> str | None:
-        """Why even the whole pool could not hold the request's known tokens, or None."""
-        needed = self.blocks.blocks_for(request.num_tokens)
-        if needed <= self.config.num_blocks:
-            return None
-        return (
-            f"its {request.num_tokens} tokens need {needed} blocks of {self.config.block_size}, "
-            f"the whole pool has {self.config.num_blocks}"
-        )
 
     def _exhaust(self, opened: _OpenPlan, request: Request, why: str) -> None:
         opened.touched.add(request.request_id)
@@ -312,11 +260,10 @@ class Scheduler:
         _check_result(plan, result, ends)
         with self.bus.hold():
             self._open.pop(0)
+            self.bus.step = plan.step  # what follows belongs to this plan, also when a later one is open
             if self.bus.subs:
                 numbers = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
-                event = ev.Commit(numbers, {rid: list(end) for rid, end in ends.items()})
-                event.step = plan.step
-                self.bus.emit(event)
+                self.bus.emit(ev.Commit(numbers, {rid: list(end) for rid, end in ends.items()}))
             updates = []
             for item in plan.scheduled:
                 request = self.requests[item.request_id]
@@ -328,7 +275,9 @@ class Scheduler:
             for rid, why in plan.exhausted.items():
                 updates.append(Update(self.requests[rid]))
                 self._ending.setdefault(rid, ("length", why))
-            return self._end(updates)
+            self._end(updates)
+            self.bus.step = self.step
+            return updates
 
     def cancel(self, plan: StepPlan, why: str = "cancelled") -> list[Update]:
         """Close the newest open plan as if it had never been made: the state before `schedule` is back."""
@@ -386,4 +335,4 @@ def _check_result(plan: StepPlan, result: StepResult, ends: Ends) -> None:
 def _length_end(request: Request) -> tuple[str, str] | None:
     if request.num_output_tokens < request.max_tokens:
         return None
-    return "length", f"{request.max_tokens} tokens produced"
+    return "length", f"{count(request.max_tokens, 'token')} produced"

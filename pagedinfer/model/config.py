@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagedinfer.model.checked import shown
 from pagedinfer.model.config_fields import config_error, eos_ids, gguf_fields, hf_fields, refuse_architecture
 
 __all__ = ["ModelConfig"]
@@ -73,7 +74,9 @@ class ModelConfig:
         if self.head_dim % 2:
             raise config_error(self.name, f"has head_dim {self.head_dim}; rotary positions need an even one")
         if self.dtype not in _DTYPES:
-            raise config_error(self.name, f'is stored as "{self.dtype}"; supported: {", ".join(_DTYPES)}')
+            raise config_error(
+                self.name, f"is stored as {shown(self.dtype)}; supported: {', '.join(_DTYPES)}"
+            )
         for token_id in eos_ids(self.bos_token_id, self.eos_token_ids):
             if not 0 <= token_id < self.vocab_size:
                 raise config_error(

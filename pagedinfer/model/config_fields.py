@@ -6,14 +6,29 @@ change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagedinfer.errors import ModelError
+from pagedinfer.model.checked import Fields, finite, printable, shown, whole
 
 __all__ = ["config_error", "eos_ids", "gguf_fields", "hf_fields", "refuse_architecture"]
 
 _SUPPORTED = ("llama",)
+_MAX_LAYERS = 10_000
+
+_HF_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_theta",
+    "rms_norm_eps",
+)
 
 # Fields of a Hugging Face config that change what the model computes, with the values that change nothing.
 _HF_NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -82,31 +97,30 @@ def hf_fields(
     eos_token_ids: Iterable[int],
 ) -> dict[str, Any]:
     """Read `config.json` and `generation_config.json`; see `ModelConfig.from_hf`."""
-    name = name or str(config.get("_name_or_path") or "model")
+    name = printable(name or str(config.get("_name_or_path") or "model"))
+    config = _flat(name, config)
     architecture = str(config.get("model_type", "missing"))
     refuse_architecture(name, architecture)
     _refuse(name, config, _HF_NEUTRAL)
-    layer_types = set(config.get("layer_types") or ()) - {"full_attention"}
-    if layer_types:
-        raise config_error(name, f'has layer_types {sorted(layer_types)}; only "full_attention" is supported')
-    get = _required(config, name, "config.json")
-    heads = int(get("num_attention_heads"))
-    hidden = int(get("hidden_size"))
+    _refuse_layer_types(name, config.get("layer_types"))
+    fields = Fields(name, config, "config.json")
+    heads = fields.whole("num_attention_heads")
+    hidden = fields.whole("hidden_size")
     generation = generation_config or {}
     return {
         "architecture": architecture,
         "name": name,
-        "vocab_size": int(get("vocab_size")),
+        "vocab_size": fields.whole("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": int(get("intermediate_size")),
-        "num_layers": int(get("num_hidden_layers")),
+        "intermediate_size": fields.whole("intermediate_size"),
+        "num_layers": fields.whole("num_hidden_layers", high=_MAX_LAYERS),
         "num_heads": heads,
-        "num_kv_heads": int(config.get("num_key_value_heads") or heads),
-        "head_dim": int(config.get("head_dim") or _divide(name, hidden, heads)),
+        "num_kv_heads": fields.whole("num_key_value_heads", heads),
+        "head_dim": _head_dim(fields, "head_dim", name, hidden, heads),
         "rope_theta": _hf_rope_theta(name, config),
-        "max_position_embeddings": int(config.get("max_position_embeddings") or 2048),
-        "rms_norm_eps": float(config.get("rms_norm_eps") or 1e-6),
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "max_position_embeddings": fields.whole("max_position_embeddings", 2048),
+        "rms_norm_eps": fields.real("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", False),
         "bos_token_id": _first_id(config.get("bos_token_id"), generation.get("bos_token_id")),
         "eos_token_ids": eos_ids(
             config.get("eos_token_id"), generation.get("eos_token_id"), tuple(eos_token_ids)
@@ -117,41 +131,38 @@ def hf_fields(
 
 def gguf_fields(metadata: Mapping[str, Any], *, tie_word_embeddings: bool, dtype: str) -> dict[str, Any]:
     """Read GGUF metadata; see `ModelConfig.from_gguf`."""
-    name = str(metadata.get("general.name") or metadata.get("general.basename") or "model")
+    name = printable(str(metadata.get("general.name") or metadata.get("general.basename") or "model"))
     architecture = str(metadata.get("general.architecture", "missing"))
     refuse_architecture(name, architecture)
     prefix = architecture + "."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     unknown = sorted(own.keys() - _GGUF_READ - _GGUF_NEUTRAL.keys())
     if unknown:
-        raise config_error(name, f"sets {prefix}{unknown[0]}, which pagedinfer does not know")
+        raise config_error(name, f"sets {prefix}{printable(unknown[0])}, which pagedinfer does not know")
     _refuse(name, own, _GGUF_NEUTRAL, prefix=prefix)
-    get = _required(own, name, "the GGUF metadata", prefix=prefix)
-    heads = _uniform(name, prefix + "attention.head_count", get("attention.head_count"))
-    hidden = int(get("embedding_length"))
-    head_dim = int(own.get("attention.key_length") or _divide(name, hidden, heads))
+    fields = Fields(name, own, "the GGUF metadata", prefix)
+    heads = fields.uniform("attention.head_count")
+    hidden = fields.whole("embedding_length")
+    head_dim = _head_dim(fields, "attention.key_length", name, hidden, heads)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if int(own.get(key, head_dim)) != head_dim:
+        if fields.whole(key, head_dim) != head_dim:
             raise config_error(
                 name, f"has {prefix}{key} {own[key]} and head size {head_dim}; they must be equal"
             )
-    tokens = metadata.get("tokenizer.ggml.tokens")
     return {
         "architecture": architecture,
         "name": name,
-        "vocab_size": len(tokens) if tokens else int(get("vocab_size")),
+        "vocab_size": _gguf_vocab_size(metadata, fields),
         "hidden_size": hidden,
-        "intermediate_size": _uniform(name, prefix + "feed_forward_length", get("feed_forward_length")),
-        "num_layers": int(get("block_count")),
+        "intermediate_size": fields.uniform("feed_forward_length"),
+        "num_layers": fields.whole("block_count", high=_MAX_LAYERS),
         "num_heads": heads,
-        "num_kv_heads": _uniform(
-            name, prefix + "attention.head_count_kv", own.get("attention.head_count_kv", heads)
-        ),
+        "num_kv_heads": fields.uniform("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rope_theta": float(own.get("rope.freq_base", 10000.0)),
-        "max_position_embeddings": int(get("context_length")),
+        "rope_theta": fields.real("rope.freq_base", 10000.0),
+        "max_position_embeddings": fields.whole("context_length"),
         # The file holds a float32 (9.99999975e-06); the model was made with the decimal (1e-05).
-        "rms_norm_eps": float(f"{get('attention.layer_norm_rms_epsilon'):.6g}"),
+        "rms_norm_eps": float(f"{fields.real('attention.layer_norm_rms_epsilon'):.6g}"),
         "tie_word_embeddings": tie_word_embeddings,
         "bos_token_id": _first_id(metadata.get("tokenizer.ggml.bos_token_id")),
         "eos_token_ids": eos_ids(
@@ -165,17 +176,13 @@ def eos_ids(*sources: object) -> tuple[int, ...]:
     """Unite end ids: each source is an id, a list of ids or None.
 
     Raises:
-        ModelError: a source is something else.
+        ModelError: a source is something else, or a negative number.
 
     """
     found: set[int] = set()
     for source in sources:
-        if isinstance(source, int):
-            found.add(source)
-        elif isinstance(source, (list, tuple)):
-            found.update(int(token_id) for token_id in source)
-        elif source is not None:
-            raise ModelError(f"eos_token_id is {source!r}; it must be an id, a list of ids or null")
+        ids = source if isinstance(source, (list, tuple)) else [] if source is None else [source]
+        found.update(whole(token_id, "eos_token_id") for token_id in ids)
     return tuple(sorted(found))
 
 
@@ -192,7 +199,9 @@ def refuse_architecture(name: str, architecture: str) -> None:
 
     """
     if architecture not in _SUPPORTED:
-        raise config_error(name, f'has architecture "{architecture}"; supported: {", ".join(_SUPPORTED)}')
+        raise config_error(
+            name, f"has architecture {shown(architecture)}; supported: {', '.join(_SUPPORTED)}"
+        )
 
 
 def _refuse(
@@ -204,45 +213,67 @@ def _refuse(
         if value is not None and value not in allowed:
             choices = " or ".join([*(repr(item) for item in allowed), "none"])
             raise config_error(
-                name, f"has {prefix}{key} {value!r}, which is not supported; allowed: {choices}"
+                name, f"has {prefix}{key} {shown(value)}, which is not supported; allowed: {choices}"
             )
 
 
-def _required(config: Mapping[str, Any], name: str, where: str, *, prefix: str = "") -> Callable[[str], Any]:
-    def get(key: str) -> Any:
-        value = config.get(key)
-        if value is None:
-            raise config_error(name, f"lacks {prefix}{key} in {where}")
-        return value
-
-    return get
-
-
-def _divide(name: str, hidden: int, heads: int) -> int:
-    if heads <= 0 or hidden % heads:
+def _head_dim(fields: Fields, key: str, name: str, hidden: int, heads: int) -> int:
+    """Read the head size, which is a number of its own; without one the heads share the hidden size."""
+    if fields.has(key):
+        return fields.whole(key)
+    if hidden % heads:
         raise config_error(
             name, f"has hidden size {hidden} and {heads} heads, which do not divide, and no head_dim"
         )
     return hidden // heads
 
 
-def _uniform(name: str, key: str, value: Any) -> int:
-    """Reduce a GGUF number that may be a list with one entry per layer; all must agree."""
-    values = set(value) if isinstance(value, (list, tuple)) else {value}
-    if len(values) != 1:
-        raise config_error(name, f"has {key} that differs by layer ({sorted(values)}); it must be one number")
-    return int(values.pop())
-
-
 def _first_id(*candidates: object) -> int | None:
-    return next((token_id for token_id in candidates if isinstance(token_id, int)), None)
+    given = [token_id for token_id in candidates if token_id is not None]
+    return whole(given[0], "bos_token_id") if given else None
+
+
+def _gguf_vocab_size(metadata: Mapping[str, Any], fields: Fields) -> int:
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    if not isinstance(tokens, (list, tuple)):
+        raise ModelError(f"tokenizer.ggml.tokens is {shown(tokens)}; it must be an array of texts")
+    return len(tokens) or fields.whole("vocab_size")
+
+
+def _flat(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Lift the fields of a nested `text_config`; it wins, but must not contradict a size at the top."""
+    nested = config.get("text_config")
+    if nested is None:
+        return config
+    if not isinstance(nested, Mapping):
+        raise config_error(name, f"has text_config {shown(nested)}; it must be an object")
+    inner = {key: value for key, value in nested.items() if value is not None}
+    for key in _HF_SIZES:
+        if config.get(key) is not None and key in inner and config[key] != inner[key]:
+            raise config_error(
+                name,
+                f"has {key} {shown(config[key])} and, in text_config, {shown(inner[key])}; which counts?",
+            )
+    return {**config, **inner}
+
+
+def _refuse_layer_types(name: str, layer_types: object) -> None:
+    if not isinstance(layer_types, (list, type(None))):
+        raise config_error(name, f"has layer_types {shown(layer_types)}; it must be a list")
+    others = [kind for kind in layer_types or () if kind != "full_attention"]
+    if others:
+        raise config_error(name, f'has layer_types {shown(others)}; only "full_attention" is supported')
 
 
 def _hf_rope_theta(name: str, config: Mapping[str, Any]) -> float:
     """Find the rotary base: top level (transformers 4), or inside `rope_parameters` (transformers 5)."""
-    found = {float(config["rope_theta"])} if config.get("rope_theta") is not None else set()
+    what = f'rope_theta of the model "{name}"'
+    found = {finite(config["rope_theta"], what)} if config.get("rope_theta") is not None else set()
     for key in ("rope_parameters", "rope_scaling"):
-        inner = config.get(key) or {}
+        inner = config.get(key)
+        inner = {} if inner is None else inner
+        if not isinstance(inner, Mapping):
+            raise config_error(name, f"has {key} {shown(inner)}; it must be an object")
         kind = inner.get("rope_type", inner.get("type", "default"))
         extra = {
             field: value for field, value in inner.items() if field not in ("rope_type", "type", "rope_theta")
@@ -254,11 +285,11 @@ def _hf_rope_theta(name: str, config: Mapping[str, Any]) -> float:
         ):
             raise config_error(
                 name,
-                f"has {key} {dict(inner)!r}; scaled or partial rotary positions are not supported, "
+                f"has {key} {shown(inner)}; scaled or partial rotary positions are not supported, "
                 'only rope_type "default" with rope_theta',
             )
         if inner.get("rope_theta") is not None:
-            found.add(float(inner["rope_theta"]))
+            found.add(finite(inner["rope_theta"], what))
     if len(found) > 1:
         raise config_error(name, f"names two rotary bases, {sorted(found)}; there must be one")
     return found.pop() if found else 10000.0

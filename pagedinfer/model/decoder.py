@@ -141,7 +141,7 @@ class Decoder:
     def forward(self, inputs: ModelInputs, kv: KVStorage) -> torch.Tensor:
         """Compute the step's T tokens, writing their keys and values, and return logits [S, vocab_size]."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        context = ops.prepare(inputs, kv, self.frequencies)
+        context = ops.prepare(inputs, kv, self.config.num_heads, self.frequencies)
         x = ops.embed(inputs.token_ids, self.embedding)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,13 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.errors import ModelError
+from pagedinfer.model.checked import read_json, shown
 from pagedinfer.model.config import ModelConfig
+from pagedinfer.model.safetensors import StoredTensor, read_tensor, tensors_of
 from pagedinfer.model.weights import EMBEDDING, CheckpointFile, WeightInfo, list_names
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FolderWeights", "read_json", "safetensors_files"]
+__all__ = ["FolderWeights", "safetensors_files"]
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]{,200}")  # no way out of the folder
 
 
 class FolderWeights(CheckpointFile):
@@ -31,12 +34,8 @@ class FolderWeights(CheckpointFile):
         config = read_json(path / "config.json")
         generation_file = path / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else None
-        self._files: dict[str, Path] = {}
-        infos = []
-        for file in safetensors_files(path):
-            for info in _safetensors_infos(file):
-                self._files[info.name] = file
-                infos.append(info)
+        self._stored = _all_tensors(path)
+        infos = [WeightInfo(item.name, item.shape, item.storage) for item in self._stored.values()]
         parsed = ModelConfig.from_hf(config, generation, name=_folder_name(path, config))
         super().__init__(path, parsed, infos)
         if not (config.get("dtype") or config.get("torch_dtype")) and EMBEDDING in self._infos:
@@ -50,70 +49,57 @@ class FolderWeights(CheckpointFile):
             ModelError: no such tensor, or it is not stored as plain floating point.
 
         """
-        import torch
-        from safetensors import safe_open
-
-        info = self.info(name)
-        if info.storage not in ("F64", "F32", "F16", "BF16"):
-            raise ModelError(
-                f'the tensor "{name}" in "{self._files[name]}" is stored as {info.storage}; '
-                "supported in safetensors: F32, F16, BF16, F64"
-            )
-        # The tensor is a window on the mapped file: copy it, and unmap at once so that pages don't pile up.
-        with safe_open(self._files[name], framework="pt") as file:
-            window: torch.Tensor = file.get_tensor(name)
-            return window.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+        self.info(name)
+        return read_tensor(self._stored[name], dtype)
 
 
-def safetensors_files(path: Path) -> list[Path]:
-    """List the safetensors files of a folder; an index is checked against what is there."""
+def _all_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Find the tensors of all files, each in one of them only, and in the one that an index names."""
+    found: dict[str, StoredTensor] = {}
+    for file, promised in safetensors_files(path).items():
+        tensors = {tensor.name: tensor for tensor in tensors_of(file)}
+        twice = [name for name in tensors if name in found]
+        if twice:
+            first = found[twice[0]].file.name
+            raise ModelError(f'"{path}" holds {list_names(twice)} twice, in {first} and in {file.name}')
+        absent = [name for name in promised if name not in tensors]
+        if absent:
+            raise ModelError(f'"{file}" lacks {list_names(absent)}, which the index says it has')
+        found |= tensors
+    return found
+
+
+def safetensors_files(path: Path) -> dict[Path, list[str]]:
+    """List the safetensors files of a folder, each with the tensors that an index promises in it.
+
+    Raises:
+        ModelError: there are none, or the index names files that are missing or outside the folder.
+
+    """
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.exists():
-        return [single]
+        return {single: []}
     if not index.exists():
         raise ModelError(
             f'"{path}" has neither model.safetensors nor model.safetensors.index.json; '
             "other formats (pytorch_model.bin, ...) are not read"
         )
     weight_map = read_json(index).get("weight_map") or {}
-    files = sorted({path / file for file in weight_map.values()})
-    absent = [file.name for file in files if not file.exists()]
+    if not isinstance(weight_map, dict):
+        raise ModelError(f'weight_map in "{index}" is {shown(weight_map)}; it must be an object')
+    files: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not _FILE_NAME.fullmatch(file):
+            raise ModelError(
+                f'"{index}" puts {shown(name)} into {shown(file)}; it must name a file beside it'
+            )
+        files.setdefault(file, []).append(name)
+    absent = [file for file in files if not (path / file).exists()]
     if absent or not files:
         raise ModelError(
             f'"{index}" names {len(files)} files, of which are missing: {list_names(absent) or "all"}'
         )
-    return files
-
-
-def _safetensors_infos(file: Path) -> list[WeightInfo]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            windows = [(name, tensors.get_slice(name)) for name in tensors.keys()]  # noqa: SIM118
-            return [
-                WeightInfo(name, tuple(item.get_shape()), str(item.get_dtype())) for name, item in windows
-            ]
-    except SafetensorError as error:
-        raise ModelError(f'"{file}" is damaged or incomplete ({error}); download it again') from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ModelError: there is no such file, or it holds something else.
-
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f'"{file.parent}" has no {file.name}; a model folder needs one') from error
-    except ValueError as error:
-        raise ModelError(f'"{file}" is not valid JSON ({error})') from error
-    if not isinstance(value, dict):
-        raise ModelError(f'"{file}" holds a {type(value).__name__}; it must be a JSON object')
-    return value
+    return {path / file: files[file] for file in sorted(files)}
 
 
 def _folder_name(path: Path, config: Mapping[str, Any]) -> str:

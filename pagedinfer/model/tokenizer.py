@@ -225,7 +225,7 @@ def open_tokenizer(path: Path) -> TextTokenizer:
     if path.is_dir():
         return TextTokenizer.from_folder(path)
     if path.suffix.lower() == ".gguf" and path.is_file():
-        from pagedinfer.model.gguf import read_header
+        from pagedinfer.model.gguf_header import read_header
 
         return TextTokenizer.from_gguf(read_header(path).metadata)
     raise ModelError(f'"{path}" is neither a model folder nor a .gguf file, so it has no tokenizer')
@@ -275,6 +275,6 @@ def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _optional_json(file: Path) -> dict[str, Any]:
-    from pagedinfer.model.folder import read_json
+    from pagedinfer.model.checked import read_json
 
     return read_json(file) if file.exists() else {}

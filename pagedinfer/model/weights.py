@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pagedinfer.errors import ModelError
+from pagedinfer.model.checked import printable
 from pagedinfer.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -118,27 +119,32 @@ def open_weights(path: Path) -> WeightSource:
 
     """
     path = Path(path)
-    needs_engine("torch", "numpy", "gguf", "safetensors")
-    source: CheckpointFile
+    needs_engine("torch", "numpy", "gguf")
+    try:
+        source = _open(path)
+        try:
+            _drop_harmless(source)
+        except BaseException:
+            source.close()
+            raise
+    except OSError as error:
+        raise ModelError(f'"{path}" cannot be read ({error})') from error
+    return source
+
+
+def _open(path: Path) -> CheckpointFile:
     if path.is_dir():
         from pagedinfer.model.folder import FolderWeights
 
-        source = FolderWeights(path)
-    elif path.suffix.lower() == ".gguf" and path.is_file():
+        return FolderWeights(path)
+    if path.suffix.lower() == ".gguf" and path.is_file():
         from pagedinfer.model.gguf import GgufWeights
 
-        source = GgufWeights(path)
-    else:
-        what = "does not exist" if not path.exists() else "is neither"
-        raise ModelError(
-            f'"{path}" {what}; a model is a folder with config.json and safetensors, or a .gguf file'
-        )
-    try:
-        _drop_harmless(source)
-    except BaseException:
-        source.close()
-        raise
-    return source
+        return GgufWeights(path)
+    what = "is neither" if path.exists() else "does not exist"
+    raise ModelError(
+        f'"{path}" {what}; a model is a folder with config.json and safetensors, or a .gguf file'
+    )
 
 
 def needs_engine(*packages: str) -> None:
@@ -192,7 +198,7 @@ def check_weights(source: WeightSource) -> None:
     missing = [name for name in expected if name not in present]
     unexpected = [name for name in names if name not in expected]
     misshapen = [
-        f"{name} is {list(source.info(name).shape)} instead of {list(expected[name])}"
+        f"{printable(name)} is {list(source.info(name).shape)} instead of {list(expected[name])}"
         for name in names
         if name in expected and source.info(name).shape != expected[name]
     ]
@@ -216,14 +222,18 @@ def _drop_harmless(source: CheckpointFile) -> None:
         if name.endswith(".rotary_emb.inv_freq"):
             source.drop(name)  # a buffer that old checkpoints saved; the decoder computes it from rope_theta
         elif name == "rope_freqs.weight":
-            if not bool((source.read(name, torch.float32) == 1).all()):
+            harmless = source.info(name).shape == (source.config.head_dim // 2,)
+            if not harmless or not bool((source.read(name, torch.float32) == 1).all()):
                 raise ModelError(
-                    f'"{source.path}" scales its rotary frequencies (rope_freqs.weight is not all ones), '
+                    f'"{source.path}" scales its rotary frequencies (rope_freqs.weight is not a one for each pair), '
                     "which pagedinfer does not support"
                 )
             source.drop(name)
         elif name == OUTPUT and source.config.tie_word_embeddings:
-            if not torch.equal(source.read(OUTPUT, torch.float32), source.read(EMBEDDING, torch.float32)):
+            same = source.info(OUTPUT).shape == source.info(EMBEDDING).shape
+            if not same or not torch.equal(
+                source.read(OUTPUT, torch.float32), source.read(EMBEDDING, torch.float32)
+            ):
                 raise ModelError(
                     f'"{source.path}" says tie_word_embeddings, but its {OUTPUT} differs from {EMBEDDING}; '
                     "set tie_word_embeddings to false in config.json if the output is a matrix of its own"
@@ -235,4 +245,4 @@ def list_names(names: Iterable[str]) -> str:
     """Join the first ten names."""
     names = list(names)
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest
+    return ", ".join(map(printable, names[:_SHOWN])) + rest

@@ -8,7 +8,7 @@ import torch
 
 from pagedinfer.errors import ConfigError
 
-__all__ = ["choose_num_blocks", "memory_limit_bytes"]
+__all__ = ["check_pool_size", "choose_num_blocks", "memory_limit_bytes"]
 
 DEFAULT_SHARE = 0.1
 """Of the memory, for the pool, when nothing is asked for and the requests could use that much."""
@@ -40,6 +40,35 @@ def _machine_bytes() -> int:
         return 4 << 30
 
 
+def check_pool_size(
+    *,
+    num_blocks: int | None = None,
+    kv_cache_bytes: int | None = None,
+    memory_share: float | None = None,
+) -> None:
+    """Check what is asked of the pool; needs no model.
+
+    Raises:
+        ConfigError: two sizes were given, or one is out of range.
+    """
+    given = {
+        "num_blocks": num_blocks,
+        "kv_cache_bytes": kv_cache_bytes,
+        "gpu_memory_utilization": memory_share,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} both size the KV pool; give one of them.")
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name == "gpu_memory_utilization":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+                raise ConfigError(f"{name}={value!r}: it must be above 0 and at most 1.")
+        elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}={value!r}: it must be an integer of at least 1.")
+
+
 def choose_num_blocks(
     *,
     bytes_per_block: int,
@@ -60,21 +89,12 @@ def choose_num_blocks(
     Raises:
         ConfigError: two sizes were given, or the size is less than one block.
     """
-    given = {
-        "num_blocks": num_blocks,
-        "kv_cache_bytes": kv_cache_bytes,
-        "gpu_memory_utilization": memory_share,
-    }
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise ConfigError(f"{' and '.join(named)} both size the KV pool; give one of them.")
+    check_pool_size(num_blocks=num_blocks, kv_cache_bytes=kv_cache_bytes, memory_share=memory_share)
     if num_blocks is not None:
         return num_blocks
     if kv_cache_bytes is not None:
         budget, what = kv_cache_bytes, f"kv_cache_bytes={kv_cache_bytes}"
     elif memory_share is not None:
-        if isinstance(memory_share, bool) or not 0 < memory_share <= 1:
-            raise ConfigError(f"gpu_memory_utilization={memory_share!r}: it must be above 0 and at most 1.")
         budget = int(memory_share * memory_limit_bytes(device)) - weight_bytes
         what = (
             f"gpu_memory_utilization={memory_share} leaves {budget} bytes beside the weights' {weight_bytes}"

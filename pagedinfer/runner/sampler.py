@@ -69,18 +69,25 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def sample(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Sampled:
+def sample(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    uniforms: Sequence[float],
+    forbidden: Sequence[Sequence[int]] = (),
+) -> Sampled:
     """Choose a token for each row.
 
     Args:
         logits: [S, vocab_size], any float dtype.
         params: how, per row.
         uniforms: a number in [0, 1) per row; greedy rows ignore theirs.
+        forbidden: ids that must not be chosen, per row; empty where no row has any.
 
     A row whose logits hold NaN or +inf, or nothing above -inf, becomes an error; the other rows are not
     touched.
     """
-    logits = logits.float()
+    raw = logits.float()
+    logits = _without(raw, forbidden)
     best, tokens = logits.max(dim=-1)  # the first of equal maxima: lower ids win
     finite = best.isfinite().tolist()
     drawn = [row for row, how in enumerate(params) if finite[row] and not how.is_greedy]
@@ -99,11 +106,21 @@ def sample(logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Seq
         if not good
     }
     logprobs = {
-        row: _logprobs(logits[row], how.logprobs, out[row])
+        row: _logprobs(raw[row], how.logprobs, out[row])
         for row, how in enumerate(params)
         if how.logprobs is not None and finite[row]
     }
     return Sampled(out, errors, logprobs)
+
+
+def _without(logits: torch.Tensor, forbidden: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The logits, forbidden ids at -inf; a copy where there are any."""
+    if not any(forbidden):
+        return logits
+    logits = logits.clone()
+    for row, ids in enumerate(forbidden):
+        logits[row, list(ids)] = -_INF
+    return logits
 
 
 @dataclass(slots=True)

@@ -60,7 +60,8 @@ class TorchRunner:
         if not items:
             return StepResult(tokens={}, seconds=time.perf_counter() - start)
         uniforms = [uniform(item.seed, item.output_index) for item in items]
-        sampled = sample(logits, [item.params for item in items], uniforms)
+        forbidden = [item.forbidden_token_ids for item in items]
+        sampled = sample(logits, [item.params for item in items], uniforms, forbidden)
         ids = [item.request_id for item in items]
         return StepResult(
             tokens={

@@ -36,6 +36,7 @@ class Subscription:
         self.close()
 
     def __call__(self, event: Event) -> None:
+        """Hand `event` to the subscriber."""
         self._fn(event)
 
     def __repr__(self) -> str:

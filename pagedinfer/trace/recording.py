@@ -58,12 +58,10 @@ class Recording:
             self._first_step = event.step
         if isinstance(event, Step):
             index = event.i - self._first_step
-            if index < len(
-                self._starts
-            ):  # a cancelled plan's number again: all of its events belong to one step
-                self._forget_steps_after(event.i)
-            else:
+            if index == len(self._starts):
                 self._starts.append(len(self.events))
+            else:  # the number of a cancelled plan again: the events of both belong to one step
+                self._forget_steps_after(event.i)
         self.events.append(event)
 
     def _forget_steps_after(self, step: int) -> None:
@@ -111,7 +109,7 @@ class Recording:
 
     def at(self, step: int) -> State:
         """The state at the end of a step: an independent copy. Negative numbers count from the end."""
-        if step < 0:
+        if isinstance(step, int) and -len(self._starts) <= step < 0:
             step += self.last_step + 1
         self._check_step(step)
         known = max((s for s in self._keyframes if s <= step), default=None)

@@ -74,9 +74,8 @@ def step_table(recording: Recording) -> Table:
     """One row a step. `kv_usage` and `kv_waste` are shares, 0 to 1; see `State.usage`."""
     rows = []
     for step, state in enumerate(recording.states(), recording.first_step):
-        if (
-            step == recording.first_step or state.step != step
-        ):  # before the first plan; a plan that was cancelled
+        # No step: what came before the first plan, or a cancelled plan whose number was not used again.
+        if step == recording.first_step or state.step != step:
             continue
         last = state.last
         prefills = sum(n for n in last.scheduled.values() if n > 1)
@@ -116,8 +115,11 @@ def request_table(recording: Recording) -> Table:
         "preemptions", "ttft_steps", "tpot_steps", "ttft_s", "tpot_s", "finish_reason",
     ]  # fmt: skip
     for event in recording.events:
+        if id(event) in cancelled:
+            continue
         if isinstance(event, ev.Submit):
-            row = live[event.rid] = dict.fromkeys(names)
+            row: dict[str, Any] = dict.fromkeys(names)
+            live[event.rid] = row
             row |= {"request": event.rid, "prompt_tokens": event.num_prompt_tokens, "output_tokens": 0}
             row |= {"submitted": event.step, "preemptions": 0}
             rows.append(row)
@@ -126,11 +128,7 @@ def request_table(recording: Recording) -> Table:
             for rid, n in event.tokens.items():
                 if rid in live:
                     _count_tokens(live[rid], times[rid], n, event)
-        elif (
-            isinstance(event, ev.Admit | ev.Preempt | ev.Finish)
-            and event.rid in live
-            and id(event) not in cancelled
-        ):
+        elif isinstance(event, ev.Admit | ev.Preempt | ev.Finish) and event.rid in live:
             row = live[event.rid]
             if isinstance(event, ev.Admit):
                 row["admitted"] = event.step

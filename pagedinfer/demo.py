@@ -1,0 +1,212 @@
+"""`pagedinfer demo`: eight requests arrive over time in a pool too small for them, and one watches.
+
+Everything printed and drawn comes from the engine's own events.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagedinfer.config import SamplingParams
+from pagedinfer.session import Session
+
+if TYPE_CHECKING:
+    from pagedinfer.llm import LLM
+    from pagedinfer.trace.recording import Recording
+
+__all__ = ["DemoResult", "run_demo"]
+
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "Explain in two sentences why the sky is blue.",
+    "Write a short poem about a small robot who learns to paint.",
+    "Give me three tips for sleeping better.",
+    "What does a computer's memory do? Explain it to a child.",
+    "Name the planets of the solar system in order from the sun.",
+    "How do I make a simple tomato soup?",
+    "Tell me a very short story about a fox and the moon.",
+)
+ARRIVALS = (0, 0, 2, 4, 7, 10, 14, 18)
+"""Step after which each request is submitted."""
+
+MODEL, TINY = "smollm2-135m", "tiny"
+MAX_TOKENS = 64
+BLOCK_SIZE = 16
+MAX_STEPS = 5_000
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """What the demo saw.
+
+    Attributes:
+        recording: the run. texts: answer by request id. prompts: question by request id.
+        seconds: wall time of the run, loading excluded. summary: the printed figures, by name.
+    """
+
+    recording: Recording
+    texts: dict[str, str] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    summary: dict[str, str] = field(default_factory=dict)
+
+
+def run_demo(*, tiny: bool = False, html: Path = Path("demo.html"), live: bool | None = None) -> DemoResult:
+    """Run the demo, print what it shows, and write `html`, one page that works offline.
+
+    Args:
+        tiny: the seeded tiny model instead of SmolLM2; nothing is downloaded.
+        html: where the page goes.
+        live: draw the pool in the terminal; None decides by whether there is one.
+    """
+    from pagedinfer.views import export_html
+
+    out = sys.stdout
+    out.write(f"loading {TINY if tiny else MODEL} ...\n")
+    out.flush()
+    llm = _load(tiny)
+    try:
+        config = llm.engine.config
+        out.write(
+            f"{llm!r}\n8 requests arrive over time; the pool holds {config.num_blocks * config.block_size} tokens.\n\n"
+        )
+        with Session(llm) as session:
+            result = DemoResult(session.recording)
+            start = time.perf_counter()
+            board = _board(session) if (out.isatty() if live is None else live) else _lines(session)
+            for _ in board:
+                _submit_due(session, llm, result, ignore_eos=tiny)  # random weights end where they like
+                if not session.engine.has_unfinished() and len(result.prompts) == len(QUESTIONS):
+                    break
+                session.step()
+            board.close()
+            result.seconds = time.perf_counter() - start
+            result.texts = session.texts
+        _summarise(result)
+        _print(result)
+        export_html(
+            result.recording, html, texts=_page_texts(result), summary=result.summary, title="pagedinfer demo"
+        )
+        out.write(f"\nThe whole run, step by step: {html} (open it in a browser; it works offline)\n")
+        return result
+    finally:
+        llm.close()
+
+
+def _load(tiny: bool) -> LLM:
+    from pagedinfer.llm import LLM
+
+    # The pool holds about three of the eight requests at full length, so that some have to give way.
+    return LLM(TINY if tiny else MODEL, block_size=BLOCK_SIZE, num_blocks=22, max_num_seqs=8,
+               max_num_batched_tokens=64)  # fmt: skip
+
+
+def _submit_due(session: Session, llm: LLM, result: DemoResult, *, ignore_eos: bool) -> None:
+    step = session.engine.scheduler.step
+    while len(result.prompts) < len(QUESTIONS) and ARRIVALS[len(result.prompts)] <= step:
+        question = QUESTIONS[len(result.prompts)]
+        ids: Any = llm.tokenizer.apply_chat_template([{"role": "user", "content": question}])
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=ignore_eos)
+        result.prompts[session.submit({"prompt_token_ids": ids}, params)] = question
+
+
+# -- watching -------------------------------------------------------------------------------------------------------
+
+
+def _lines(session: Session) -> Generator[None, None, None]:
+    """Plain lines for logs and pipes: one every ten steps, and whenever somebody is preempted."""
+    from pagedinfer.views import describe
+
+    for _ in range(MAX_STEPS):
+        yield
+        step = session.recording.last_step
+        if step and (step % 10 == 1 or session.recording.at(step).last.preempted):
+            sys.stdout.write(describe(session.recording, step) + "\n")
+            sys.stdout.flush()
+
+
+def _board(session: Session) -> Generator[None, None, None]:
+    """The pool and the queues, redrawn in place with rich."""
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(), auto_refresh=False, transient=False) as screen:
+        for _ in range(MAX_STEPS):
+            yield
+            screen.update(_panel(session), refresh=True)
+
+
+def _panel(session: Session) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    state = session.recording.at(-1)
+    colours = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
+    numbers = {rid: int(rid.removeprefix("r")) for rid in state.requests}
+    owners = {block: rid for rid, request in state.requests.items() for block in request.block_table}
+    pool = Text("pool   ")
+    for block in range(state.num_blocks):
+        rid = owners.get(block)
+        pool.append(
+            "·" if rid is None else str(numbers[rid]), style=colours[numbers[rid] % 8] if rid else "dim"
+        )
+        pool.append(" ")
+    table = Table(box=None, pad_edge=False)
+    for name in ("request", "state", "tokens", "in this step"):
+        table.add_column(name, justify="left")
+    for rid, request in sorted(state.requests.items(), key=lambda pair: pair[1].arrival):
+        n = state.last.scheduled.get(rid)
+        work = (
+            f"{n} token{'s' if n != 1 else ''}"
+            if n
+            else state.last.causes.get(rid) or state.last.reasons.get(rid, "")
+        )
+        style = colours[numbers[rid] % 8]
+        table.add_row(
+            Text(rid, style=style),
+            request.status,
+            f"{request.num_computed_tokens}/{request.num_tokens}",
+            work,
+        )
+    return Group(Text(f"step {state.step}"), pool, table)
+
+
+# -- telling --------------------------------------------------------------------------------------------------------
+
+
+def _summarise(result: DemoResult) -> None:
+    requests, steps = result.recording.requests, result.recording.steps
+    tokens = sum(requests["output_tokens"])
+    ttft = [value for value in requests["ttft_s"] if value is not None]
+    tpot = [value for value in requests["tpot_s"] if value is not None]
+    waste = [value for value, used in zip(steps["kv_waste"], steps["used_blocks"], strict=True) if used]
+    result.summary = {
+        "requests": str(len(requests)),
+        "steps": str(result.recording.num_steps),
+        "tokens": f"{tokens} in {result.seconds:.1f} s, {tokens / result.seconds:.0f} tokens/s",
+        "TTFT": f"median {statistics.median(ttft) * 1000:.0f} ms, longest {max(ttft) * 1000:.0f} ms",
+        "TPOT": f"median {statistics.median(tpot) * 1000:.0f} ms",
+        "preemptions": str(sum(requests["preemptions"])),
+        "KV waste": f"{statistics.mean(waste):.1%} of allocated slots, mean over steps (tail slack only)",
+        "KV usage": f"{max(steps['kv_usage']):.0%} at its peak",
+    }
+
+
+def _page_texts(result: DemoResult) -> dict[str, str]:
+    return {rid: f"{question}\n{result.texts.get(rid, '')}" for rid, question in result.prompts.items()}
+
+
+def _print(result: DemoResult) -> None:
+    for rid, question in result.prompts.items():
+        answer = result.texts.get(rid, "").strip().replace("\n", "\n      ")
+        sys.stdout.write(f"\n{rid}  > {question}\n      {answer}\n")
+    sys.stdout.write("\n")
+    for name, value in result.summary.items():
+        sys.stdout.write(f"{name:>12}  {value}\n")

@@ -1,0 +1,348 @@
+"""`LLM`: load a model, give prompts, get texts. The offline interface, with vLLM's names."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from pagedinfer.backends.torch_ops import TorchOps
+from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.engine import Engine
+from pagedinfer.engine.intake import Prompt
+from pagedinfer.engine.interrupt import DeferredInterrupt
+from pagedinfer.engine.output import CompletionOutput, RequestOutput
+from pagedinfer.errors import ConfigError, RequestError, UnknownRequest
+from pagedinfer.model.decoder import Decoder
+from pagedinfer.model.tiny import ByteTokenizer, TinyWeights
+from pagedinfer.model.weights import WeightSource
+from pagedinfer.runner.pool_size import check_pool_size, choose_num_blocks
+from pagedinfer.runner.torch_runner import TorchRunner, pick_dtype
+
+__all__ = ["LLM"]
+
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A model behind an engine.
+
+    Args:
+        model: "smollm2-135m", "tiny" (seeded random weights, no download), a folder with `config.json` and
+            safetensors, a `.gguf` file, or a hub id.
+        dtype: "auto", "bfloat16", "float16" or "float32".
+        max_model_len: the most tokens of a request; default the model's own limit.
+        block_size: tokens per KV block, 1 to 256.
+        max_num_seqs: the most requests in one step's batch.
+        max_num_batched_tokens: the most tokens computed in one step.
+        num_blocks, kv_cache_bytes, gpu_memory_utilization: the KV pool's size in blocks, in bytes, or as the share
+            of memory (of the machine's, on a CPU) that weights and pool take together; at most one of them.
+        seed: seed of requests that have none of their own.
+        device: "cpu", or a device of torch.
+        watermark: share of the pool kept free at admission; see `EngineConfig`.
+
+    Attributes:
+        engine: the engine: `add_request`, `step`, `abort`, `snapshot`, `metrics`, ...
+        tokenizer: text to ids and back.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        num_blocks: int | None = None,
+        kv_cache_bytes: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+        watermark: float = 0.01,
+        **unsupported: Any,
+    ) -> None:
+        """Load the model and make the engine.
+
+        Raises:
+            ConfigError: an option is unknown, out of range or not supported yet.
+            ModelError: the model cannot be found, fetched or used.
+        """
+        if unsupported:
+            raise ConfigError(
+                f"LLM does not know {', '.join(f'{k}={v!r}' for k, v in unsupported.items())}: not an option, or one "
+                "that is not supported yet; leave it out."
+            )
+        # Sizes are checked before anything is loaded.
+        EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
+                     max_model_len=1 if max_model_len is None else max_model_len, max_num_seqs=max_num_seqs,
+                     max_num_batched_tokens=max_num_batched_tokens, watermark=watermark)  # fmt: skip
+        check_pool_size(
+            num_blocks=num_blocks, kv_cache_bytes=kv_cache_bytes, memory_share=gpu_memory_utilization
+        )
+        source, self.tokenizer = _open(model)
+        try:
+            limit = source.config.max_position_embeddings
+            if max_model_len is not None and max_model_len > limit:
+                raise ConfigError(
+                    f"max_model_len={max_model_len}: {source.config.name} takes at most {limit} tokens."
+                )
+            max_model_len = limit if max_model_len is None else max_model_len
+            decoder = Decoder(
+                source.config, TorchOps(), dtype=pick_dtype(dtype, source.config, device), device=device
+            )
+            decoder.load(source)
+        finally:
+            source.close()
+        num_blocks = choose_num_blocks(
+            bytes_per_block=decoder.new_kv(1, block_size).bytes_per_block,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            weight_bytes=decoder.nbytes,
+            device=decoder.device,
+            num_blocks=num_blocks,
+            kv_cache_bytes=kv_cache_bytes,
+            memory_share=gpu_memory_utilization,
+        )
+        config = EngineConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            watermark=watermark,
+        )
+        self.engine = Engine(
+            config,
+            TorchRunner(decoder, num_blocks=num_blocks, block_size=block_size),
+            tokenizer=self.tokenizer,
+            eos_token_ids=source.config.eos_token_ids,
+            seed=seed,
+            wall_clock=time.perf_counter,
+            info={
+                "model": Path(model).name if Path(model).exists() else model,
+                "dtype": str(decoder.dtype).removeprefix("torch."),
+                "device": device,
+            },
+        )
+
+    # -- generating ---------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: one output each, in order.
+
+        Args:
+            prompts: text, a list of token ids, {"prompt_token_ids": ids}, or a list of such.
+            sampling_params: for all of them, or a list with one for each.
+            use_tqdm: show progress on a terminal (the name is vLLM's).
+
+        Raises:
+            RequestError: a single prompt cannot be used. In a list the others go on, and the bad one's output has
+                `finish_reason="error"` and `error`.
+            ConfigError: the parameters do not suit the model, or their number differs from the prompts'.
+        """
+        single = _is_single(prompts)
+        listed: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item, arg-type]
+        return self._complete(listed, sampling_params, single=single, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer conversations: one (a list of {"role", "content"}) or several. The model's own template is used.
+
+        Raises:
+            RequestError: a single conversation is empty, or the template refuses it. Among several the others go on,
+                and the bad one's output has `finish_reason="error"` and `error`.
+        """
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts: list[Prompt | RequestError] = []
+        for conversation in conversations:
+            try:
+                prompts.append({"prompt_token_ids": self._render(conversation, add_generation_prompt)})
+            except RequestError as error:
+                prompts.append(error)
+        return self._complete(prompts, sampling_params, single=single, use_tqdm=use_tqdm)
+
+    def _render(self, conversation: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+        if not conversation:
+            raise RequestError('A conversation has no messages; give at least one {"role", "content"}.')
+        for message in conversation:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise RequestError(f'A message is {message!r}; give a dict with "role" and "content".')
+        rendered: list[int] = self.tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=add_generation_prompt
+        )
+        return rendered
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[str, None, None]:
+        """Pieces of one prompt's text as they come; together they are the whole text.
+
+        Closing the generator aborts the request.
+
+        Raises:
+            RequestError: the prompt cannot be used.
+        """
+        shown = 0
+        with closing(self._run([prompt], [sampling_params], single=True)) as steps:
+            for _, output in steps:
+                if output.error:
+                    raise RequestError(output.error)
+                text = output.outputs[0].text
+                if len(text) > shown:
+                    yield text[shown:]
+                    shown = len(text)
+
+    def _complete(
+        self,
+        prompts: Sequence[Prompt | RequestError],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        single: bool,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        done: dict[int, RequestOutput] = {}
+        show = _progress(len(prompts)) if use_tqdm else _no_progress
+        with closing(self._run(prompts, _one_each(params, len(prompts)), single=single)) as steps:
+            for place, output in steps:
+                if output.finished:
+                    done[place] = output
+                    show(len(done))
+        return [done[place] for place in range(len(prompts))]
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt | RequestError],
+        params: Sequence[SamplingParams | None],
+        *,
+        single: bool,
+    ) -> Generator[tuple[int, RequestOutput], None, None]:
+        """Submit prompts and step until all have ended, yielding each output with its prompt's place.
+
+        Outputs of other requests that end meanwhile go back to the engine, for whoever steps next. Left early
+        (an error, Ctrl-C, a closed generator), the requests that still live are aborted.
+        """
+        places: dict[str, int] = {}
+        outbox: deque[RequestOutput] = deque()
+        refused: list[tuple[int, RequestOutput]] = []
+        others: list[RequestOutput] = []
+        try:
+            with DeferredInterrupt():  # no request is live that `places` does not know
+                for place, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+                    try:
+                        if isinstance(prompt, RequestError):
+                            raise prompt
+                        places[self.engine.add_request(prompt, wanted, outbox=outbox)] = place
+                    except RequestError as error:
+                        if single:
+                            raise
+                        refused.append((place, _refused(prompt, place, str(error))))
+            yield from refused
+            while places:
+                others += [output for output in self.engine.step() if output.finished]
+                while outbox:
+                    output = outbox.popleft()
+                    place = places[output.request_id]
+                    if output.finished:
+                        del places[output.request_id]
+                    yield place, output
+        finally:
+            with DeferredInterrupt():
+                for request_id in places:
+                    with suppress(UnknownRequest):  # it ended in the step that was interrupted
+                        self.engine.abort(request_id)
+                self.engine.hand_back(others)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the KV pool and the model. Harmless when called twice."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        info, config = self.engine.describe()["info"], self.engine.config
+        return (
+            f"LLM({info['model']}, {info['dtype']}, {config.num_blocks} blocks of {config.block_size} tokens, "
+            f"max_model_len={config.max_model_len})"
+        )
+
+
+def _open(model: str) -> tuple[WeightSource, Any]:
+    if model == "tiny":
+        return TinyWeights(), ByteTokenizer()
+    from pagedinfer.model.sources import resolve
+    from pagedinfer.model.tokenizer import open_tokenizer
+    from pagedinfer.model.weights import open_weights
+
+    path = resolve(model)
+    tokenizer = open_tokenizer(path)
+    return open_weights(path), tokenizer
+
+
+def _is_single(prompts: object) -> bool:
+    if isinstance(prompts, str | Mapping):
+        return True
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"Prompts are a {type(prompts).__name__}; give text, token ids, or a list of them."
+        )
+    return bool(prompts) and isinstance(prompts[0], int) and not isinstance(prompts[0], bool)
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ConfigError(
+            f"{len(params)} sampling_params for {count} prompts; give one for all, or one for each."
+        )
+    return list(params)
+
+
+def _refused(prompt: object, place: int, error: str) -> RequestOutput:
+    completion = CompletionOutput(0, "", [], finish_reason="error")
+    text = prompt if isinstance(prompt, str) else None
+    return RequestOutput(f"prompt {place}", text, [], [completion], finished=True, error=error, detail=error)
+
+
+def _no_progress(done: int) -> None:
+    """Show nothing."""
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    """A line on the terminal that counts prompts done; nothing elsewhere (logs, notebooks, tests)."""
+    if not sys.stderr.isatty():
+        return _no_progress
+
+    def show(done: int) -> None:
+        sys.stderr.write(f"\r{done} of {total} prompts done" + ("\n" if done == total else ""))
+        sys.stderr.flush()
+
+    return show

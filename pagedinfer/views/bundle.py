@@ -1,0 +1,49 @@
+"""What every view shows without JavaScript: one picture, one block grid, and the numbers as text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from pagedinfer.trace.recording import Recording
+from pagedinfer.views.film import film_of
+from pagedinfer.views.memory import memory_words
+from pagedinfer.views.picture import picture_svg
+from pagedinfer.views.png import block_map_png
+
+__all__ = ["static_bundle", "text_of"]
+
+MAX_LINES = 12
+
+
+def static_bundle(
+    recording: Recording, step: int, request: str | None, panes: Sequence[str], name: str
+) -> dict[str, Any]:
+    """The static part of a view's MIME bundle: SVG, PNG and text."""
+    return {
+        "image/svg+xml": picture_svg(recording, step, request, panes),
+        "image/png": base64.b64encode(block_map_png(recording, step)).decode(),
+        "text/plain": text_of(recording, step, panes, name),
+    }
+
+
+def text_of(recording: Recording, step: int, panes: Sequence[str], name: str) -> str:
+    """The view in words and numbers: equal for equal runs."""
+    film = film_of(recording)
+    frame = film.frame(step)
+    used = frame.memory[3]
+    out = [f"{name}({', '.join(panes)}): {frame.sentence}"]
+    out.append(f"  blocks: {used} of {film.num_blocks} in use, {film.block_size} tokens each")
+    out.append(f"  memory: {memory_words(film, frame.step)}")
+    for lane in [*frame.running, *frame.waiting][:MAX_LINES]:
+        row = frame.rows[lane]
+        tokens = f"{row.num_computed_tokens} of {row.num_tokens} tokens"
+        table = f", blocks {' '.join(map(str, row.block_table[:16]))}" if row.block_table else ""
+        more = f" and {len(row.block_table) - 16} more" if len(row.block_table) > 16 else ""
+        out.append(
+            f"  {film.lanes[lane].rid}: {row.status}, {tokens}{table}{more}{f' ({row.why})' if row.why else ''}"
+        )
+    if (hidden := len(frame.rows) - MAX_LINES) > 0:
+        out.append(f"  and {hidden} more requests")
+    return "\n".join(out)

@@ -1,0 +1,139 @@
+"""A recording as a film: one small line per step, which both the browser and the static pictures are drawn from.
+
+A line holds what changed since the step before, as plain JSON. `Frame.apply` adds a line to a frame; the camera that
+writes lines uses it too, so what is drawn is what was recorded. The browser's twin of this page is `static/film.js`.
+Size grows with what happens, not with the pool.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from copy import deepcopy
+from weakref import WeakKeyDictionary
+
+from pagedinfer.trace.recording import Recording, RecordingError
+from pagedinfer.views.camera import Camera
+from pagedinfer.views.frame import GONE, PREFILL, Frame, Lane
+
+__all__ = ["Film", "film_of"]
+
+KEYFRAME_STEPS = 64
+
+
+class Film:
+    """The lines of a recording, kept up to date by `update`.
+
+    Keys of a line (all but s, b, m, say only when there is something): `s` step, `b` token budget, `m` memory
+    (`Frame.memory`), `say` sentence, `x` texts added to the film's list, `new` lanes added (rid, label, prompt
+    tokens), `gone` lanes that left, `r` lane -> (num_tokens, num_computed_tokens, status), `t` lane -> (blocks kept,
+    blocks added), `c` lane -> what it did, where that changed, `n` lane -> tokens computed, `w` lane -> text why it
+    waits, `q` (running, waiting), `e` notes (kind, lane, text). Lanes and texts are numbers.
+
+    Raises:
+        RecordingError: the recording is empty.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        if not recording.events:
+            raise RecordingError("The recording is empty; record an engine first.")
+        self.lock = threading.RLock()  # held by views while they step the engine or read
+        self._camera = Camera(recording)
+        self.first_step = recording.first_step
+        self.lanes: list[Lane] = self._camera.lanes
+        self.lines, self.texts = self._camera.lines, self._camera.texts
+        self._keyframes: dict[int, Frame] = {}
+        self.update()
+
+    def update(self) -> int:
+        """Take in what the recording has got since. Returns the first step whose line is new or changed."""
+        return self._camera.update()
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return self._camera.state.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._camera.state.block_size
+
+    @property
+    def last_step(self) -> int:
+        """Number of the newest step."""
+        return self.first_step + len(self.lines) - 1
+
+    def clamp(self, step: int) -> int:
+        """`step`, negative numbers counted from the end.
+
+        Raises:
+            RecordingError: there is no such step.
+        """
+        step = step + self.last_step + 1 if step < 0 else step
+        if not self.first_step <= step <= self.last_step:
+            raise RecordingError(f"No step {step}: the recording has {self.first_step} to {self.last_step}.")
+        return step
+
+    def frame(self, step: int = -1) -> Frame:
+        """What there was at the end of `step`: a copy of your own."""
+        step = self.clamp(step)
+        known = max((s for s in self._keyframes if s <= step), default=None)
+        frame = Frame() if known is None else deepcopy(self._keyframes[known])
+        for line in self.lines[
+            (0 if known is None else known + 1 - self.first_step) : step + 1 - self.first_step
+        ]:
+            frame.apply(line, self.texts)
+            if line["s"] % KEYFRAME_STEPS == 0 and line["s"] < self.last_step:
+                self._keyframes.setdefault(line["s"], deepcopy(frame))
+        return frame
+
+    def runs(self, first: int, last: int) -> dict[int, list[tuple[int, int, int]]]:
+        """Lane -> (did, from step, to step) runs between two steps. Prefill is never merged: each chunk is a run."""
+        runs: dict[int, list[tuple[int, int, int]]] = {}
+        did: dict[int, int] = {}
+        for line in self.lines[: last + 1 - self.first_step]:
+            for key, value in line.get("c", {}).items():
+                did[int(key)] = value
+            if line["s"] < first:
+                continue
+            for lane, now in did.items():
+                row = runs.setdefault(lane, [])
+                if row and row[-1][0] == now != PREFILL and row[-1][2] == line["s"] - 1:
+                    row[-1] = (now, row[-1][1], line["s"])
+                elif now != GONE:
+                    row.append((now, line["s"], line["s"]))
+        return {lane: row for lane, row in runs.items() if row}
+
+    def lane(self, request: str) -> int:
+        """The newest lane of a request id, -1 for an unknown one."""
+        return self._camera.lane_of.get(request, -1)
+
+    # -- for the browser ----------------------------------------------------------------------------------------
+
+    def encode(self, step: int | None = None) -> bytes:
+        """JSON lines: a header, then the lines from `step` (default: the first) to the end."""
+        start = self.first_step if step is None else min(max(step, self.first_step), self.last_step)
+        head = {
+            "film": 1, "from": start, "first": self.first_step, "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+        }  # fmt: skip
+        rows = (head, *self.lines[start - self.first_step :])
+        return "\n".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows).encode()
+
+
+_films_lock = threading.Lock()
+_films: WeakKeyDictionary[Recording, Film] = WeakKeyDictionary()
+
+
+def film_of(recording: Recording) -> Film:
+    """The recording's film, made once and brought up to date at each call."""
+    with _films_lock:
+        film = _films.get(recording)
+        if film is None:
+            film = _films[recording] = Film(recording)
+    with film.lock:
+        film.update()
+    return film

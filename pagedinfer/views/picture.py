@@ -1,0 +1,62 @@
+"""Several panes in one static picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagedinfer.errors import ConfigError
+from pagedinfer.trace.recording import Recording
+from pagedinfer.views.blocks import draw_blocks
+from pagedinfer.views.film import Film, film_of
+from pagedinfer.views.memory import draw_memory
+from pagedinfer.views.svg import Drawing, document, translate
+from pagedinfer.views.timeline import draw_timeline
+
+__all__ = ["PANES", "check_panes", "describe", "picture_svg"]
+
+PANES = ("blocks", "timeline", "memory")
+TITLES = {"blocks": "Block map", "timeline": "Batch timeline", "memory": "Memory"}
+GAP = 30
+
+
+def check_panes(panes: Sequence[str]) -> tuple[str, ...]:
+    """The panes as a tuple.
+
+    Raises:
+        ConfigError: none, or one that does not exist.
+    """
+    panes = (panes,) if isinstance(panes, str) else tuple(panes)
+    if not panes or any(pane not in PANES for pane in panes):
+        raise ConfigError(f"panes={panes!r}: name one or more of {', '.join(PANES)}.")
+    return panes
+
+
+def _draw(film: Film, pane: str, step: int, lane: int, width: int) -> Drawing:
+    if pane == "blocks":
+        return draw_blocks(film, film.frame(step), lane, width)
+    return draw_timeline(film, step, lane, width) if pane == "timeline" else draw_memory(film, step, width)
+
+
+def picture_svg(
+    recording: Recording,
+    step: int = -1,
+    request: str | None = None,
+    panes: Sequence[str] = ("blocks", "timeline"),
+    width: int = 940,
+) -> str:
+    """Panes below each other as one SVG file; `request` is marked in all of them."""
+    film, panes = film_of(recording), check_panes(panes)
+    step, lane = film.clamp(step), film.lane(request) if request else -1
+    drawings = [_draw(film, pane, step, lane, width) for pane in panes]
+    body, y = [], 0
+    for drawing in drawings:
+        body.append(translate(0, y, drawing.body))
+        y += drawing.height + GAP
+    whole = Drawing("".join(body), width, y - GAP, " ".join(drawing.words for drawing in drawings))
+    return document(", ".join(TITLES[pane] for pane in panes), whole)
+
+
+def describe(recording: Recording, step: int = -1) -> str:
+    """A step in one sentence: "step 12: 3 running, 2 waiting, 61 of 64 tokens; R3 preempted because ..."."""
+    film = film_of(recording)
+    return str(film.lines[film.clamp(step) - film.first_step]["say"])

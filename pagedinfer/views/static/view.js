@@ -1,0 +1,180 @@
+// The view: one film, one cursor, one selection; panes that draw them. `model` is anywidget's, or the export page's.
+let views = 0;
+
+function render({ model, el }) {
+  const abort = new AbortController(), { signal } = abort, film = createFilm();
+  const root = make("div", { class: "pi-view", tabindex: 0, role: "group", "data-testid": "pi-view", "data-lm-suppress-shortcuts": "true",
+    "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
+  const view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
+  const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, version: 0 });
+  let ask = 0, timer = 0, wanted = 0;  // ask: number of the request the kernel has not answered yet
+
+  // -- parts ------------------------------------------------------------------------------------------------
+  view.card = (name, title, head, ...content) => make("section", { class: `pi-card pi-card-${name}`, "aria-label": title },
+    make("header", {}, make("h3", {}, title), ...(head ? [head] : [])), ...content);
+  const say = make("p", { class: "pi-say", "aria-live": "polite" }), trouble = make("p", { class: "pi-trouble", role: "alert", hidden: true });
+  const tipBox = make("div", { class: "pi-tip", hidden: true, "aria-hidden": "true" }), controls = controlBar(view);
+  const makers = { blocks: blockPane, timeline: timelinePane, memory: memoryPane }, names = model.get("panes");
+  const panes = names.map((name) => makers[name](view)), side = [stepPane(view), ...(names.some((n) => n !== "memory") ? [selectedPane(view)] : [])];
+  panes.splice(1, 0, ...side);
+  const grid = make("div", { class: `pi-panes pi-has-${names.join(" pi-has-")}` }, ...panes.map((p) => p.node));
+  const textures = make("svg:svg", { class: "pi-textures", width: 0, height: 0, "aria-hidden": "true" }, patternDefs(view.id));
+  root.append(textures, make("div", { class: "pi-top" }, controls.node, say, trouble), grid, tipBox);
+
+  // -- geometry -----------------------------------------------------------------------------------------------
+  view.width = () => Math.max(320, (grid.querySelector(".pi-plot")?.clientWidth || 0) || root.clientWidth - 30);
+  view.scale = () => scaleOf(film, state.frame.step, view.width());
+  view.laneTones = () => {
+    const probe = make("span", { hidden: true }), solid = [], tint = [];
+    root.append(probe);
+    const read = (name) => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color; };
+    for (let c = 0; c < NUM_COLOURS; c++) { probe.className = `pi-c${c}`; solid.push(read("--pi-lane")); tint.push(read("--pi-tint")); }
+    const tones = { solid, tint, free: read("--pi-free"), accent: read("--pi-accent") };
+    probe.remove();
+    return tones;
+  };
+
+  // -- selection ----------------------------------------------------------------------------------------------
+  view.laneOf = (rid) => film.lanes.findLast((lane) => lane.rid === rid && lane.from <= state.frame.step)?.number ?? film.lanes.findLast((lane) => lane.rid === rid)?.number;
+  view.linkedLanes = () => {
+    const { selected, pool } = state;
+    if (selected.request !== undefined) { const lane = view.laneOf(selected.request); return new Set(lane === undefined ? [] : [lane]); }
+    return new Set(selected.block !== undefined && pool && selected.block < film.numBlocks ? ownersOf(pool, selected.block) : []);
+  };
+  view.select = (selected) => {
+    state.selected = selected;
+    model.set("selected", selected);
+    model.save_changes();
+    draw();
+  };
+  view.toggle = (selected) => view.select(JSON.stringify(selected) === JSON.stringify(state.selected) ? {} : selected);
+
+  // -- time ---------------------------------------------------------------------------------------------------
+  view.go = (step, tell = true) => {
+    const to = clamp(step, film.first, film.last);
+    if (to === state.frame.step && state.pool) return;
+    state.frame = film.frame(to);
+    state.pool = poolOf(film, state.frame);
+    draw();
+    if (tell) { model.set("cursor", to); model.save_changes(); }
+  };
+  view.move = (by) => {
+    const to = state.frame.step + by;
+    if (to > film.last && state.isLive) { if (state.frame.step < film.last) view.go(film.last); advance(to - film.last); }
+    else view.go(to);
+  };
+  view.isPlaying = () => state.playing || !!model.get("driving");
+  view.togglePlay = () => (view.isPlaying() ? view.pause() : begin());
+  view.pause = () => {
+    if (model.get("driving")) request(0, true);
+    if (!state.playing) return;
+    state.playing = false;
+    clearInterval(timer);
+    controls.draw();
+  };
+  function begin() {
+    if (!state.isLive && state.frame.step >= film.last) view.go(film.first);
+    state.playing = true;
+    let due = performance.now();
+    timer = setInterval(() => {
+      const now = performance.now(), steps = Math.floor(((now - due) / 1000) * controls.speed() + 1e-6);
+      if (!root.isConnected) return view.pause();
+      if (steps < 1 || ask) return;
+      due = Math.max(due + (steps * 1000) / controls.speed(), now - 1000);
+      if (state.frame.step < film.last) view.go(state.frame.step + steps);
+      else if (state.isLive) advance(steps);
+      else view.pause();
+    }, FRAME_MS);
+    controls.draw();
+  }
+
+  // -- the kernel ---------------------------------------------------------------------------------------------
+  function advance(steps) {
+    wanted = Math.min(wanted + steps, 100);
+    if (!ask) { request(wanted); wanted = 0; }
+  }
+  function request(steps, pause = false) {
+    ask = Date.now();
+    model.set("ask", { id: ask, steps, pause, have: film.last });
+    model.save_changes();
+    watch();
+  }
+  function watch() {
+    const id = ask;
+    setTimeout(() => {
+      if (ask !== id || signal.aborted) return;
+      complain(`No answer from the kernel for ${PATIENCE_MS / 1000} seconds: it is busy, or this view is disconnected (run its cell again after a restart).`);
+    }, PATIENCE_MS);
+  }
+  function complain(text) {
+    trouble.textContent = text;
+    trouble.hidden = !text;
+    root.toggleAttribute("data-trouble", !!text);
+  }
+  function answered() {
+    const answer = model.get("answer") ?? {};
+    if (answer.id && answer.id === ask) {
+      ask = 0;
+      complain(answer.error ?? "");
+      if (answer.error || answer.more === false) view.pause();
+      if (wanted && !answer.error && answer.more !== false) request(wanted);
+      wanted = 0;
+    } else if (answer.error) complain(answer.error);
+    controls.draw();
+  }
+
+  function absorb(name) {
+    const following = state.frame.step >= film.last;
+    if (!film.add(model.get(name))) { if (!ask) request(0); return; }
+    state.version++;
+    if (ask) complain("");
+    const at = following ? film.last : state.frame.step;
+    state.frame = film.frame(clamp(at, film.first, film.last));
+    state.pool = poolOf(film, state.frame);
+    draw();
+  }
+
+  // -- drawing ------------------------------------------------------------------------------------------------
+  function draw() {
+    if (!film.lines.length) return;
+    root.dataset.step = state.frame.step;
+    root.dataset.last = film.last;
+    root.classList.toggle("has-selection", view.linkedLanes().size > 0);
+    if (say.textContent !== state.frame.say) say.textContent = state.frame.say;
+    controls.draw();
+    for (const pane of panes) pane.draw();
+  }
+  view.tip = (told, near) => {
+    tipBox.hidden = !told;
+    if (!told) return;
+    tipBox.replaceChildren(make("b", {}, told.title), make("dl", {}, ...told.rows.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, String(v))])));
+    const box = root.getBoundingClientRect(), at = near.getBoundingClientRect ? near.getBoundingClientRect() : { right: near.clientX, bottom: near.clientY };
+    const x = Math.min(at.right - box.left + 12, box.width - tipBox.offsetWidth - 8), below = at.bottom - box.top + 14;
+    const y = below + tipBox.offsetHeight > box.height ? Math.max(4, below - tipBox.offsetHeight - 28) : below;
+    set(tipBox, { style: `left:${Math.max(4, x)}px;top:${y}px` });
+  };
+
+  keys(view);
+  const on = { "change:tail": () => absorb("tail"), "change:answer": answered, "change:driving": () => controls.draw(),
+    "change:live": sync, "change:cursor": () => { if (model.get("cursor") !== state.frame.step) view.go(model.get("cursor"), false); },
+    "change:selected": () => { state.selected = model.get("selected") ?? {}; draw(); } };
+  function sync() { state.isLive = !!model.get("live"); controls.draw(); }
+  el.append(root);
+  film.add(model.get("film"));
+  const whole = film.add(model.get("tail"));
+  state.isLive = !!model.get("live");
+  state.selected = model.get("selected") ?? {};
+  view.go(model.get("cursor") ?? film.last, false);
+  if (!whole || !film.lines.length) request(0);
+  for (const [name, act] of Object.entries(on)) model.on(name, act);
+  followScheme(root, () => { if (state.pool) for (const pane of panes) pane.repaint?.(); }, signal);
+  let seen = root.clientWidth;
+  const sizes = new ResizeObserver(() => { if (Math.abs(root.clientWidth - seen) > 4) { seen = root.clientWidth; draw(); } });
+  sizes.observe(root);
+  return () => {
+    abort.abort();
+    clearInterval(timer);
+    sizes.disconnect();
+    for (const [name, act] of Object.entries(on)) model.off(name, act);
+  };
+}

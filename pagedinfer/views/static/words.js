@@ -1,0 +1,41 @@
+// What blocks, requests and cells of the timeline say, on hover, in the details and to screen readers.
+function tellBlock(film, frame, pool, block) {
+  const lane = pool.lane[block];
+  if (lane < 0) return { title: `block ${block}`, rows: [["state", "free"]], say: `block ${block}: free` };
+  const logical = pool.logical[block], size = film.blockSize, fill = pool.fill[block], first = logical * size;
+  const owners = ownersOf(pool, block).map((o) => film.lanes[o].rid).join(" and ");
+  const state = fill < size ? "partly filled" : "full", written = pool.written[block] ? ", written in this step" : "";
+  const tokens = fill ? `${first} to ${first + fill - 1}` : "none yet";
+  return {
+    title: `block ${block}`,
+    rows: [["state", state + written], ["owner", owners], ["logical block", logical], ["tokens", tokens],
+      ["fill", `${fill} of ${size} slots`], ["ref count", pool.refs[block]],
+      ["allocated at", `step ${heldSince(film, block, lane, logical, frame.step)}`]],
+    say: `block ${block}: ${owners}, logical block ${logical}, ${fill ? `tokens ${tokens}, ` : ""}${fill} of ${size} slots filled, ref count ${pool.refs[block]}${written}`,
+  };
+}
+
+function tellRequest(film, frame, number) {
+  const lane = film.lanes[number], row = frame.rows.get(number), note = frame.notes.filter((n) => n.lane === number);
+  const rows = [];
+  if (!row) rows.push(["state", frame.step < lane.from ? "not submitted yet" : "finished"]);
+  else {
+    rows.push(["state", DID[film.didAt(number, frame.step)] + (row.scheduled ? `, ${plural(row.scheduled, "token")} in this step` : "")]);
+    rows.push(["tokens", `${row.computed} of ${row.tokens} computed`], ["prompt", plural(lane.prompt, "token")], ["blocks", row.table.length]);
+    if (row.why) rows.push(["waits because", row.why]);
+  }
+  for (const { kind, text } of note) rows.push([kind, text]);
+  return { title: lane.rid, rows, say: `${lane.rid}: ${rows.map(([k, v]) => `${k} ${v}`).join(", ")}` };
+}
+
+function tellCell(film, number, step) {
+  const lane = film.lanes[number], did = film.didAt(number, step), line = film.line(step), n = line.n?.[number];
+  const rows = [["step", step], ["did", DID[did]]];
+  if (n) {
+    const r = line.r?.[number], row = film.frame(step).rows.get(number), end = r?.[1] ?? row?.computed;
+    rows.push(["tokens", end ? `${n}, positions ${end - n} to ${end - 1}` : n]);
+  }
+  if (line.w && number in line.w) rows.push(["because", film.texts[line.w[number]]]);
+  for (const [kind, who, text] of line.e ?? []) if (who === number) rows.push([kind, film.texts[text]]);
+  return { title: lane.rid, rows };
+}

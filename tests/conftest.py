@@ -1,0 +1,143 @@
+"""Fixtures that several test files share: simulated runs, and a real browser."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pagedinfer.config import EngineConfig
+from pagedinfer.engine.request import Request
+from pagedinfer.engine.scheduler import Scheduler
+from pagedinfer.sim.simulated import SimulatedRunner
+from pagedinfer.trace.events import SCHEMA, Meta
+from pagedinfer.trace.recording import Recording
+
+
+class SimulatedRun:
+    """The real scheduler and pool over simulated tokens: seeded arrivals, aborts, cancelled plans."""
+
+    def __init__(
+        self, *, seed=1, requests=14, prompts=(8, 120), outputs=(4, 60), cancels=0.05, aborts=0.02, **config
+    ):
+        settings = {
+            "num_blocks": 64,
+            "block_size": 16,
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 8,
+        } | config
+        settings.setdefault("max_model_len", settings["num_blocks"] * settings["block_size"])
+        self.scheduler = Scheduler(EngineConfig(**settings))
+        self.recording = Recording()
+        meta = Meta(SCHEMA, self.scheduler.config.to_dict())
+        meta.step = 0
+        self.recording.add(meta)
+        self.scheduler.bus.subscribe(self.recording.add)
+        self._random, self._runner = random.Random(seed), SimulatedRunner()
+        self._left, self._prompts, self._outputs = requests, prompts, outputs
+        self._cancels, self._aborts = cancels, aborts
+        for _ in range(3):
+            self._submit()
+
+    def _submit(self):
+        if self._left:
+            self._left -= 1
+            number = self.scheduler.queues.num_submitted + 1
+            lengths = self._random.randint(*self._prompts), self._random.randint(*self._outputs)
+            self.scheduler.submit(Request(f"R{number}", *lengths, seed=number), self.scheduler.step)
+
+    def advance(self):
+        """One step. Returns whether there is more to do."""
+        scheduler, chance = self.scheduler, self._random.random
+        if not self.unfinished:
+            return False
+        if scheduler.step % 3 == 2:
+            self._submit()
+        if chance() < self._aborts and scheduler.requests:
+            scheduler.abort(self._random.choice(list(scheduler.requests)))
+        plan = scheduler.schedule(scheduler.step)
+        if chance() < self._cancels:
+            scheduler.cancel(plan)
+            plan = scheduler.schedule(scheduler.step)
+        scheduler.commit(plan, self._runner.execute(plan))
+        return self.unfinished
+
+    @property
+    def unfinished(self):
+        """Whether requests are live or still to come."""
+        return bool(self.scheduler.requests or self._left)
+
+    def finish(self):
+        """Run to the end and return the recording."""
+        while self.advance():
+            pass
+        return self.recording
+
+
+@pytest.fixture(scope="session")
+def simulated_run():
+    return SimulatedRun
+
+
+CHROMIUM_ARGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A running Chromium, driven by Playwright."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (extra: test)"
+    )
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no Chromium on PATH (Debian: apt install chromium)")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=path, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_page(chromium):
+    """Opens pages that note console errors (`page.errors`) and requests to other machines (`page.external`)."""
+    contexts = []
+
+    def open_page(width=1280, height=1000, scheme="light", **options):
+        context = chromium.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+            **options,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.errors, page.external = [], []
+        page.on("console", lambda m: page.errors.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: page.errors.append(f"{error}"))
+        far = ("http:", "https:", "ws:", "wss:")
+        for kind in ("request", "websocket"):
+            page.on(
+                kind,
+                lambda r: (
+                    page.external.append(r.url)
+                    if r.url.startswith(far) and "//127.0.0.1:" not in r.url
+                    else None
+                ),
+            )
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory):
+    """Folder for screenshots: PI_ARTIFACTS, or a temporary one."""
+    folder = Path(os.environ.get("PI_ARTIFACTS") or tmp_path_factory.mktemp("artifacts"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

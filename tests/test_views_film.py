@@ -1,0 +1,273 @@
+"""What the views draw from is what the recording says, at every step, on random runs and while they grow."""
+
+import json
+import random
+
+import pytest
+
+from pagedinfer.sim.simulated import SimulatedRunner
+from pagedinfer.trace.events import SCHEMA, Keyframe, Meta
+from pagedinfer.trace.recording import Recording, RecordingError
+from pagedinfer.views.film import Film, film_of
+from pagedinfer.views.frame import DECODE, GONE, HELD, PREEMPTED, PREFILL, WAITING
+from pagedinfer.views.memory import memory_words
+from pagedinfer.views.picture import describe
+from pagedinfer.views.sentences import block_sentence, short_label
+
+TIGHT = {"prompts": (1, 9), "outputs": (1, 12), "requests": 20, "aborts": 0.03, "cancels": 0.1}
+
+
+def tight_run(simulated_run, seed):
+    rng = random.Random(seed)
+    sizes = {"num_blocks": rng.choice([10, 20, 40]), "block_size": rng.choice([1, 4, 16])}
+    return simulated_run(seed=seed, max_num_batched_tokens=rng.choice([7, 16, 64]), **sizes, **TIGHT)
+
+
+def rids(film, lanes):
+    return [film.lanes[lane].rid for lane in lanes]
+
+
+def assert_frame_is_state(film, frame, state):
+    assert (rids(film, frame.running), rids(film, frame.waiting)) == (state.running, state.waiting)
+    assert sorted(rids(film, frame.rows)) == sorted(state.requests)
+    for lane, row in frame.rows.items():
+        request = state.requests[film.lanes[lane].rid]
+        assert row.num_tokens == request.num_tokens
+        assert row.num_computed_tokens == request.num_computed_tokens
+        assert row.status == request.status
+        assert row.block_table == request.block_table
+        fill = [row.fill(logical, film.block_size) for logical in range(len(row.block_table))]
+        assert fill == state.fill(request.rid)
+        if request.rid in state.last.reasons:
+            assert row.why == state.last.reasons[request.rid]
+    assert {film.lanes[lane].rid: n for lane, n in frame.scheduled.items()} == state.last.scheduled
+    usage = state.usage()
+    slots = (usage["live_slots"], usage["tail_slack_slots"], usage["free_slots"], len(state.ref_counts))
+    assert frame.memory == slots
+    assert frame.kv_waste == pytest.approx(usage["kv_waste"])
+    blocks = frame.blocks(film.block_size)
+    assert {block_id: block.ref_count for block_id, block in blocks.items()} == state.ref_counts
+    assert {
+        b: [(film.lanes[lane].rid, i) for lane, i in block.owners] for b, block in blocks.items()
+    } == state.owners()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_frame_is_the_recorded_state(simulated_run, seed):
+    recording = tight_run(simulated_run, seed).finish()
+    film = Film(recording)
+    assert film.last_step == recording.last_step
+    for state in recording.states():
+        assert_frame_is_state(film, film.frame(state.step), state)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_film_that_grows_equals_one_made_at_the_end(simulated_run, seed):
+    run = tight_run(simulated_run, seed)
+    film, rng = Film(run.recording), random.Random(seed)
+    while run.advance():
+        if rng.random() < 0.5:
+            assert film.update() <= film.last_step
+    film.update()
+    whole = Film(run.recording)
+    assert (film.lines, film.texts, film.lanes) == (whole.lines, whole.texts, whole.lanes)
+    assert film.update() == film.last_step + 1, "nothing came in, so nothing changed"
+
+
+def test_random_access_equals_playing_through(simulated_run):
+    film = Film(simulated_run(seed=3, requests=40).finish())
+    steps = list(range(film.last_step + 1))
+    played = [film.frame(step) for step in steps]
+    random.Random(1).shuffle(steps)
+    assert all(film.frame(step) == played[step] for step in steps)
+    film.frame(5).rows.clear()
+    assert film.frame(5) == played[5], "a frame is a copy"
+
+
+def test_what_requests_did_covers_the_whole_vocabulary_and_fits_the_plan(simulated_run):
+    seen = set()
+    runs = [tight_run(simulated_run, seed) for seed in range(6)]
+    runs.append(simulated_run(cancels=0, aborts=0))
+    plan = runs[-1].scheduler.schedule(0)
+    later = runs[-1].scheduler.schedule(1)  # nothing is left to compute while the first plan is open
+    for open_plan in (plan, later):
+        runs[-1].scheduler.commit(open_plan, SimulatedRunner().execute(open_plan))
+    for run in runs:
+        recording = run.finish()
+        film = Film(recording)
+        for step in range(1, film.last_step + 1):
+            frame, state = film.frame(step), recording.at(step)
+            assert set(frame.scheduled) == {
+                lane for lane, did in frame.did.items() if did in (PREFILL, DECODE)
+            }
+            for lane, did in frame.did.items():
+                rid = film.lanes[lane].rid
+                if did == WAITING:
+                    assert state.requests[rid].status == "waiting"
+                elif did == PREEMPTED:
+                    assert state.requests[rid].status == "preempted"
+                elif did == HELD:
+                    assert rid in state.running
+                    assert rid not in state.last.scheduled
+                elif did == DECODE:
+                    assert state.last.scheduled[rid] == 1
+            seen |= set(frame.did.values())
+    assert seen == {WAITING, PREFILL, DECODE, HELD, PREEMPTED}
+
+
+def test_runs_say_what_frames_say(simulated_run):
+    film = Film(tight_run(simulated_run, 2).finish())
+    cells = {}
+    for lane, runs in film.runs(3, film.last_step).items():
+        for did, first, last in runs:
+            assert did != PREFILL or first == last, "each chunk is a bar of its own"
+            for step in range(first, last + 1):
+                assert (lane, step) not in cells
+                cells[lane, step] = did
+    for step in range(3, film.last_step + 1):
+        assert film.frame(step).did == {lane: did for (lane, at), did in cells.items() if at == step}
+    assert GONE not in cells.values()
+
+
+def test_every_waiting_request_has_a_reason_once_steps_are_planned(simulated_run):
+    film = Film(tight_run(simulated_run, 4).finish())
+    waits = [
+        row
+        for step in range(1, film.last_step + 1)
+        for row in film.frame(step).rows.values()
+        if row.status != "running"
+    ]
+    assert waits
+    assert all(row.why for row in waits)
+
+
+def test_a_block_has_belonged_to_its_owner_since_the_step_the_tables_say(simulated_run):
+    recording = simulated_run(seed=5, num_blocks=24, cancels=0).finish()
+    film = Film(recording)
+    step = max(range(film.last_step + 1), key=lambda s: film.lines[s]["m"][3])
+    held = {
+        row["block"]: row
+        for row in recording.blocks.rows()
+        if row["allocated"] <= step and (row["freed"] or 10**9) > step
+    }
+    blocks = film.frame(step).blocks(film.block_size)
+    assert {b: (film.lanes[x.owners[0][0]].rid, x.owners[0][1]) for b, x in blocks.items()} == {
+        b: (row["request"], row["logical"]) for b, row in held.items()
+    }
+
+
+def test_lines_sent_to_the_browser_rebuild_the_film(simulated_run):
+    run = simulated_run(seed=6)
+    for _ in range(10):
+        run.advance()
+    film = Film(run.recording)
+    head, *lines = (json.loads(line) for line in film.encode().decode().split("\n"))
+    assert (head["from"], head["num_blocks"], head["block_size"]) == (0, 64, 16)
+    newest = film.last_step
+    run.advance()
+    film.update()
+    tail_head, *tail = (json.loads(line) for line in film.encode(newest).decode().split("\n"))
+    assert tail_head["from"] == newest
+    assert lines[:newest] + tail == film.lines
+
+
+def test_a_film_stays_small(simulated_run):
+    run = simulated_run(
+        num_blocks=1024, requests=300, max_num_seqs=32, max_num_batched_tokens=256, cancels=0, aborts=0
+    )
+    film = Film(run.finish())
+    assert film.last_step >= 300
+    assert len(film.encode()) / film.last_step < 2_500, (
+        "bytes per step: 1,000 steps of 1,024 blocks are a few MB"
+    )
+
+
+def test_an_id_used_again_is_another_request(simulated_run):
+    run = simulated_run(requests=3, cancels=0, aborts=0)
+    run.scheduler.abort("R2")
+    from pagedinfer.engine.request import Request
+
+    run.scheduler.submit(Request("R2", 5, 3), 0)
+    film = Film(run.finish())
+    assert [lane.rid for lane in film.lanes] == ["R1", "R2", "R3", "R2"]
+    assert film.lane("R2") == 3
+
+
+def test_a_recording_begun_in_the_middle(simulated_run):
+    run = simulated_run(cancels=0)
+    for _ in range(9):
+        run.advance()
+    late = Recording()
+    for event in (Meta(SCHEMA, run.scheduler.config.to_dict()), Keyframe(run.scheduler.snapshot())):
+        event.step = run.scheduler.step
+        late.add(event)
+    run.scheduler.bus.subscribe(late.add)
+    run.finish()
+    film = Film(late)
+    assert film.first_step == 9
+    for step in range(9, late.last_step + 1):
+        assert_frame_is_state(film, film.frame(step), late.at(step))
+
+
+def test_sentences_name_numbers_and_causes(simulated_run):
+    recording = simulated_run(seed=2, num_blocks=16, cancels=0, aborts=0).finish()
+    film = film_of(recording)
+    step = next(
+        s for s in range(film.last_step + 1) if any(k == "preempted" for k, _, _ in film.frame(s).notes)
+    )
+    state = recording.at(step)
+    said = describe(recording, step)
+    assert said.startswith(f"step {step}: {len(state.running)} running, {len(state.waiting)} waiting, ")
+    assert f"{sum(state.last.scheduled.values())} of {state.last.budget} tokens" in said
+    victim = state.last.preempted[0]
+    assert f"{victim} preempted because {state.last.causes[victim]}" in said
+    ended = next(s for s in range(film.last_step + 1) if recording.at(s).last.finished)
+    assert f"{recording.at(ended).last.finished[0]} finished (length: " in describe(recording, ended)
+
+
+def test_block_sentences(simulated_run):
+    recording = simulated_run(seed=1, cancels=0, aborts=0)
+    recording.advance()
+    film = film_of(recording.recording)
+    frame = film.frame()
+    block = next(iter(frame.blocks(film.block_size).values()))
+    lane, logical = block.owners[0]
+    said = block_sentence(film, frame, block.block_id)
+    assert said.startswith(
+        f"block {block.block_id}: {film.lanes[lane].rid}, logical block {logical}, tokens {16 * logical} to "
+    )
+    assert said.endswith("ref count 1, written in this step")
+    assert block_sentence(film, frame, 63) == "block 63: free"
+
+
+def test_memory_words_are_the_states_numbers(simulated_run):
+    recording = simulated_run(seed=1).finish()
+    film = film_of(recording)
+    for step in (0, 1, 7, 20):
+        usage = recording.at(step).usage()
+        said = f"{usage['live_slots']} live, {usage['tail_slack_slots']} tail slack, {usage['free_slots']} free of 1024"
+        assert memory_words(film, step) == f"{said} token slots; KV waste {100 * usage['kv_waste']:.1f} %"
+
+
+@pytest.mark.parametrize(
+    ("rid", "label"),
+    [
+        ("R3", "R3"),
+        ("r123", "r123"),
+        ("request-12", "r12"),
+        ("cmpl-a81b", "#7"),
+        ("chat/98765", "#7"),
+        ("x", "x"),
+    ],
+)
+def test_short_labels(rid, label):
+    assert short_label(rid, 7) == label
+    assert len(label) <= 4
+
+
+def test_an_empty_recording_and_a_missing_step_are_refused(simulated_run):
+    with pytest.raises(RecordingError, match="record an engine first"):
+        Film(Recording())
+    film = Film(simulated_run().recording)
+    with pytest.raises(RecordingError, match="No step 5: the recording has 0 to 0"):
+        film.frame(5)

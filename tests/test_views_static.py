@@ -1,0 +1,237 @@
+"""Static pictures: the standard library alone, well-formed, repeatable, true to the numbers."""
+
+import re
+import struct
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+import zlib
+
+import pytest
+
+from pagedinfer.errors import ConfigError
+from pagedinfer.trace.recording import Recording, RecordingError
+from pagedinfer.views import (
+    PANES,
+    StaticView,
+    block_map_png,
+    block_map_svg,
+    describe,
+    export_html,
+    memory_svg,
+    picture_svg,
+    timeline_svg,
+)
+from pagedinfer.views.film import film_of
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def recording(simulated_run):
+    return simulated_run(seed=3, num_blocks=32, prompts=(8, 90), outputs=(4, 40), max_num_seqs=6).finish()
+
+
+def texts(svg):
+    return [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("draw", [block_map_svg, timeline_svg, memory_svg, picture_svg])
+def test_svg_is_well_formed_named_and_repeatable(recording, draw):
+    svg = draw(recording, 30)
+    root = ET.fromstring(svg)
+    assert root.get("role") == "img"
+    assert root.find(f"{SVG}title").text
+    assert root.find(f"{SVG}desc").text
+    assert "NaN" not in svg
+    assert ' d=""' not in svg
+    assert draw(Recording(recording.events), 30) == svg
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("step", [0, 1, -1])
+@pytest.mark.parametrize("pane", PANES)
+def test_first_and_last_steps_can_be_drawn(recording, pane, step):
+    assert texts(picture_svg(recording, step, panes=pane))
+
+
+def test_the_block_map_labels_each_block_with_its_owner(recording):
+    for step in (5, 20, 38):
+        state, found = recording.at(step), texts(block_map_svg(recording, step))
+        assert f"{len(state.ref_counts)} of 32 blocks in use, 16 tokens each" in found
+        for rid, request in state.requests.items():
+            assert found.count(rid) == len(request.block_table) + 1, "its blocks and its line in the queues"
+
+
+def test_the_selected_request_is_tabled(recording):
+    step = 20
+    state = recording.at(step)
+    rid = state.running[-1]
+    found = texts(block_map_svg(recording, step, rid))
+    start = found.index("tokens") + 1
+    rows = [found[i : i + 3] for i in range(start, start + 3 * len(state.requests[rid].block_table), 3)]
+    table = zip(state.requests[rid].block_table, state.fill(rid), strict=True)
+    assert rows == [[str(i), str(block), f"{fill}/16"] for i, (block, fill) in enumerate(table)]
+
+
+def test_the_timeline_has_a_row_per_request_and_marks_every_end(recording):
+    svg = timeline_svg(recording)
+    assert [t for t in texts(svg) if re.fullmatch(r"R\d+", t)] == recording.requests["request"]
+    ends = [row["finish_reason"] for row in recording.requests.rows()]
+    assert svg.count("l3 3.5l5 -7") == ends.count("length") + 1, "one tick more in the legend"
+    assert svg.count("l6 6m0 -6l-6 6") == ends.count("abort")
+
+
+def test_a_long_run_is_shown_around_the_step(simulated_run):
+    recording = simulated_run(requests=150, cancels=0).finish()
+    assert recording.last_step > 250
+    shown = [int(t) for t in texts(timeline_svg(recording, 200)) if t.isdecimal() and int(t) % 10 == 0]
+    assert min(shown) > 50
+    assert min(shown) <= 200 <= max(shown)
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 64, 1000, 4096])
+def test_any_pool_size(simulated_run, blocks):
+    run = simulated_run(num_blocks=blocks, block_size=16, prompts=(1, 9), outputs=(1, 5), max_model_len=16)
+    run.advance()
+    svg = block_map_svg(run.recording)
+    width, height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
+    assert width == 972
+    assert height < 620
+    assert len(svg) < 60_000 + 60 * blocks
+
+
+def png_pixels(data):
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
+    assert (depth, kind) == (8, 3)
+    at, pixels = 8, b""
+    while at < len(data):
+        size, name = struct.unpack(">I4s", data[at : at + 8])
+        assert (
+            zlib.crc32(data[at + 4 : at + 8 + size])
+            == struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0]
+        )
+        pixels += data[at + 8 : at + 8 + size] if name == b"IDAT" else b""
+        at += 12 + size
+    raw = zlib.decompress(pixels)
+    return [raw[y * (width + 1) + 1 : (y + 1) * (width + 1)] for y in range(height)]
+
+
+def test_png_shows_each_blocks_owner_and_fill(recording):
+    film, step = film_of(recording), 20
+    rows = png_pixels(block_map_png(recording, step))
+    blocks = film.frame(step).blocks(film.block_size)
+    w, h = len(rows[0]) // 8, len(rows) // 4
+    for block_id in range(32):
+        column = [rows[block_id // 8 * h + dy][block_id % 8 * w + 5] for dy in range(h - 1)]
+        if block := blocks.get(block_id):
+            colour = block.owners[0][0] % 8
+            assert set(column) <= {2 + colour, 10 + colour}
+            assert column.count(2 + colour) == round((h - 1) * block.fill / 16)
+        else:
+            assert set(column) == {1}
+    assert len(block_map_png(recording, step)) < 2_000
+
+
+def test_static_views_show_the_same_without_a_widget(recording):
+    view = StaticView(recording, panes=("blocks", "memory"), step=20, request="R9", why="because.")
+    bundle = view._repr_mimebundle_()
+    assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}
+    assert bundle["image/svg+xml"] == picture_svg(recording, 20, "R9", ("blocks", "memory")) == view.to_svg()
+    text = bundle["text/plain"]
+    assert text.startswith(f"EngineView(blocks, memory): {describe(recording, 20)}\n")
+    assert text.endswith("static: because.")
+    state = recording.at(20)
+    for rid, request in state.requests.items():
+        assert (
+            f"  {rid}: {request.status}, {request.num_computed_tokens} of {request.num_tokens} tokens" in text
+        )
+    assert text == repr(
+        StaticView(Recording(recording.events), panes=("blocks", "memory"), step=20, why="because.")
+    )
+
+
+def test_a_static_view_steps_the_engine(simulated_run):
+    run = simulated_run()
+    view = StaticView(run.recording, run.advance)
+    assert view.cursor == 0
+    assert view.step(3)
+    assert view.cursor == 3 == run.scheduler.step
+    assert not view.play()
+    assert not run.unfinished
+    assert view.cursor == run.recording.last_step
+    view.close()
+    assert not view.step()
+
+
+def test_errors_are_sentences(recording):
+    with pytest.raises(
+        ConfigError, match="panes=\\('maps',\\): name one or more of blocks, timeline, memory"
+    ):
+        picture_svg(recording, panes=("maps",))
+    with pytest.raises(RecordingError, match="No step 9999"):
+        describe(recording, 9999)
+
+
+def test_the_exported_page_is_whole_and_asks_nothing_of_the_network(recording, tmp_path):
+    path = export_html(
+        recording,
+        tmp_path / "page.html",
+        title="A <run>",
+        step=20,
+        texts={"R1": "a <b> & c"},
+        summary={"TTFT": "12 ms"},
+    )
+    page = path.read_text(encoding="utf-8")
+    assert not re.search(r"(src|href)=|@import|fetch\(|https?://(?!www\.w3\.org/2000/svg)", page)
+    assert "<title>A &lt;run&gt;</title>" in page
+    assert "a &lt;b&gt; &amp; c" in page
+    assert "<dt>TTFT</dt><dd>12 ms</dd>" in page
+    assert f"<noscript>{picture_svg(recording, 20, panes=PANES)}</noscript>" in page
+    assert len(page) < 300_000
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    names = {"numpy", "torch", "transformers", "anywidget", "ipywidgets", "traitlets", "IPython", "plotly"}
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+from pagedinfer.trace.recording import Recording
+from pagedinfer import views
+recording = Recording.load(sys.argv[1])
+view = views.EngineView(recording, step=20, frames_per_second=5)
+bundle = view._repr_mimebundle_()
+assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}, set(bundle)
+assert bundle["text/plain"].endswith('the live view needs anywidget; pip install "pagedinfer[view]" brings it.')
+for make in (views.block_map, views.batch_timeline, views.memory_chart):
+    assert make(recording)._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
+views.export_html(recording, sys.argv[2])
+loaded = {name.split(".")[0] for name in sys.modules} & Blocker.names
+assert not loaded, loaded
+print(views.describe(recording, 20))
+"""
+
+
+def test_the_static_tier_needs_the_standard_library_alone(recording, tmp_path):
+    saved = recording.save(tmp_path / "run.jsonl")
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(saved), str(tmp_path / "page.html")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == describe(recording, 20)
+
+
+def test_importing_views_loads_no_widget(tmp_path):
+    code = (
+        "import sys, pagedinfer.views\n"
+        "names = {name.split('.')[0] for name in sys.modules}\n"
+        "print(sorted(names & {'anywidget', 'ipywidgets', 'traitlets', 'numpy', 'torch'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,270 @@
+"""The widget's Python side: protocol, driving, failures, letting go; no browser."""
+
+import asyncio
+import gc
+import json
+import threading
+import weakref
+
+import pytest
+
+pytest.importorskip("anywidget", reason="the live view needs the extra 'view'")
+
+from pagedinfer.errors import ConfigError
+from pagedinfer.views import EngineView, batch_timeline, block_map, memory_chart, picture_svg
+from pagedinfer.views.assets import esm
+from pagedinfer.views.film import film_of
+
+
+def lines(data):
+    head, *rows = (json.loads(row) for row in bytes(data).decode().split("\n"))
+    return head, rows
+
+
+@pytest.fixture
+def live(simulated_run):
+    run = simulated_run()
+    view = EngineView(run.recording, run.advance)
+    yield run, view
+    view.close()
+
+
+def sent(view):
+    """Messages of state that the view sends from now on, as sets of names."""
+    messages = []
+    original = view.send_state
+
+    def spy(key=None):
+        messages.append({key} if isinstance(key, str) else set(key or ()))
+        return original(key)
+
+    view.send_state = spy
+    return messages
+
+
+def test_bundle_is_live_and_static_and_repeatable(simulated_run):
+    recording = simulated_run().finish()
+    view = EngineView(recording, step=12, request="R2")
+    bundle = view._repr_mimebundle_()
+    assert set(bundle) == {
+        "application/vnd.jupyter.widget-view+json",
+        "image/svg+xml",
+        "image/png",
+        "text/plain",
+    }
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == view.model_id
+    assert bundle["image/svg+xml"] == picture_svg(recording, 12, "R2", view.panes) == view.to_svg()
+    assert bundle["text/plain"] == repr(view) == repr(EngineView(recording, step=12))
+    assert view._ipython_display_ is None
+    assert not view.live
+
+
+def test_one_pane_each(simulated_run):
+    recording = simulated_run().recording
+    panes = [make(recording).panes for make in (block_map, batch_timeline, memory_chart)]
+    assert panes == [["blocks"], ["timeline"], ["memory"]]
+    with pytest.raises(ConfigError, match="name one or more of blocks, timeline, memory"):
+        EngineView(recording, panes=())
+
+
+def test_the_script_is_small_and_local():
+    assert len(esm().encode()) < 60_000
+    assert "http" not in esm().replace("http://www.w3.org/2000/svg", "")
+    assert esm().count("export ") == 1
+
+
+def test_a_recording_is_sent_whole(simulated_run):
+    recording = simulated_run().finish()
+    head, rows = lines(EngineView(recording).film)
+    assert head["from"] == 0
+    assert rows == film_of(recording).lines
+
+
+def test_a_browsers_tick_steps_the_engine_and_gets_one_message(live):
+    run, view = live
+    messages = sent(view)
+    view.ask = {"id": 7, "steps": 3, "pause": False, "have": 0}
+    assert run.scheduler.step == 3
+    assert view.cursor == 3, "it was at the end, so it follows"
+    head, rows = lines(view.tail)
+    assert head["from"] == 0
+    assert rows == film_of(run.recording).lines
+    assert view.answer == {"id": 7, "more": True, "error": ""}
+    mine = [names for names in messages if names & {"tail", "answer", "cursor"}]
+    assert len(mine) == 1, "one message per frame"
+
+
+def test_only_new_lines_travel(live):
+    _, view = live
+    view.step(10)
+    view.ask = {"id": 1, "steps": 1, "have": 10}
+    head, rows = lines(view.tail)
+    assert (head["from"], [row["s"] for row in rows]) == (10, [10, 11]), (
+        "the newest line again: it may have changed"
+    )
+
+
+def test_a_browser_that_missed_lines_gets_them(live):
+    run, view = live
+    view.step(10)
+    view.ask = {"id": 1, "steps": 0, "have": 4}
+    assert [row["s"] for row in lines(view.tail)[1]] == [4, 5, 6, 7, 8, 9, 10]
+    assert run.scheduler.step == 10, "no step was asked for"
+
+
+def test_looking_back_is_not_disturbed_by_a_running_engine(live):
+    _, view = live
+    view.step(5)
+    view.cursor = 2
+    view.step(2)
+    assert view.cursor == 2
+    assert lines(view.tail)[1][-1]["s"] == 7
+
+
+def test_submissions_after_the_newest_step_show_up(live):
+    from pagedinfer.engine.request import Request
+
+    run, view = live
+    view.step(2)
+    run.scheduler.submit(Request("late", 5, 3), run.scheduler.step)
+    view.refresh()
+    frame = film_of(run.recording).frame()
+    assert "late" in [film_of(run.recording).lanes[lane].rid for lane in frame.waiting]
+    assert any("late" in str(row.get("new")) for row in lines(view.tail)[1])
+
+
+def test_play_runs_to_the_end_and_always_sends_the_last_frame(live):
+    run, view = live
+    assert not view.play()
+    assert not run.unfinished
+    assert view.cursor == run.recording.last_step
+    assert lines(view.tail)[1][-1]["s"] == run.recording.last_step
+    assert not view.step(), "nothing left"
+    view.ask = {"id": 9, "steps": 1, "have": view.cursor}
+    assert view.answer["more"] is False
+
+
+def test_play_coalesces_frames(simulated_run):
+    run = simulated_run(requests=60)
+    view = EngineView(run.recording, run.advance, frames_per_second=0.001)
+    messages = sent(view)
+    view.play()
+    assert run.recording.last_step > 50
+    assert len([names for names in messages if "tail" in names]) <= 2, "the first frame and the last"
+
+
+def test_play_stops_after_the_steps_asked_for(live):
+    run, view = live
+    assert view.play(4)
+    assert run.scheduler.step == 4 == view.cursor
+
+
+def test_async_play_leaves_the_loop_free_and_can_be_paused(live):
+    run, view = live
+    ticks = []
+
+    async def main():
+        async def watch():
+            while run.scheduler.step < 5:
+                ticks.append(run.scheduler.step)
+                await asyncio.sleep(0.001)
+            assert view.driving
+            view.ask = {"id": 3, "steps": 0, "pause": True, "have": 0}
+
+        watcher = asyncio.create_task(watch())
+        more = await view.run_async()
+        await watcher
+        return more
+
+    assert asyncio.run(main())
+    assert run.unfinished, "it was paused before the end"
+    assert len(ticks) > 1
+    assert not view.driving
+    assert view.cursor == run.scheduler.step
+
+
+def test_async_steps_run_in_a_worker_and_messages_leave_on_the_loop(live):
+    run, view = live
+    where = {"step": set(), "send": set()}
+    advance = view._advance
+    view._advance = lambda: where["step"].add(threading.current_thread()) or advance()
+    send = view._send_lines
+    view._send_lines = lambda *a: where["send"].add(threading.current_thread()) or send(*a)
+    asyncio.run(view.run_async(5))
+    assert threading.main_thread() not in where["step"]
+    assert where["send"] == {threading.main_thread()}
+    assert run.scheduler.step == 5
+
+
+def test_a_failing_engine_is_shown_and_stops_the_run(simulated_run):
+    run = simulated_run()
+
+    def advance():
+        if run.scheduler.step == 2:
+            raise RuntimeError("the model is gone")
+        return run.advance()
+
+    view = EngineView(run.recording, advance)
+    view.ask = {"id": 1, "steps": 5, "have": 0}
+    assert view.answer == {"id": 1, "more": True, "error": "RuntimeError: the model is gone"}
+    assert view.cursor == 2, "what was done before is shown"
+    with pytest.raises(RuntimeError, match="the model is gone"):
+        view.step()
+    assert view.answer["error"] == view.error == "RuntimeError: the model is gone"
+    with pytest.raises(RuntimeError):
+        view.play()
+    with pytest.raises(RuntimeError):
+        asyncio.run(view.run_async())
+    assert not view.driving
+    run.scheduler.step = 3
+    view._advance = lambda: False
+    view.step()
+    assert view.error == ""
+
+
+def test_ticks_from_two_threads_never_overlap(simulated_run):
+    run, inside, overlaps = simulated_run(requests=40), [], []
+
+    def advance():
+        inside.append(1)
+        overlaps.append(len(inside))
+        more = run.advance()
+        inside.pop()
+        return more
+
+    view = EngineView(run.recording, advance)
+    other = EngineView(run.recording, advance)
+    threads = [
+        threading.Thread(
+            target=lambda v=v, k=k: [
+                setattr(v, "ask", {"id": (k, i), "steps": 1, "have": 0}) for i in range(25)
+            ]
+        )
+        for k, v in enumerate((view, other))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(overlaps) == {1}
+    assert run.scheduler.step == 50
+    assert film_of(run.recording).last_step == 50
+
+
+def test_a_closed_view_lets_go_of_the_engine(simulated_run):
+    class Engine:
+        def __init__(self):
+            self.run = simulated_run()
+
+        def advance(self):
+            return self.run.advance()
+
+    engine = Engine()
+    view = EngineView(engine.run.recording, engine.advance)
+    view.step()
+    gone = weakref.ref(engine)
+    view.close()
+    del engine
+    gc.collect()
+    assert gone() is None
+    assert view.step() is False, "a closed view steps nothing"
