@@ -1,4 +1,4 @@
-"""What a notebook costs in memory where it will be served: a Jupyter server and its kernel, run the way Binder runs them.
+"""What a notebook costs in memory where it is served: a Jupyter server and its kernel, run the way Binder runs them.
 
     python binder/measure.py NOTEBOOK
 
@@ -24,6 +24,8 @@ from typing import Any
 import websocket
 
 START_SECONDS = 120
+TOKEN = uuid.uuid4().hex
+LOGIN = {"Authorization": f"token {TOKEN}"}
 
 
 def peak_mb(pid: int) -> float:
@@ -50,7 +52,7 @@ def kernel_of(server: int) -> int:
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:
     """GET, or POST `body`; returns the JSON answer."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(url, data=data, headers=LOGIN | {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 
@@ -58,8 +60,20 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
 def execute(channel: websocket.WebSocket, code: str) -> str:
     """Run one cell; returns the error, "" for none."""
     message_id = uuid.uuid4().hex
-    header = {"msg_id": message_id, "msg_type": "execute_request", "username": "", "session": "measure", "version": "5.3"}
-    content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False, "stop_on_error": False}
+    header = {
+        "msg_id": message_id,
+        "msg_type": "execute_request",
+        "username": "",
+        "session": "measure",
+        "version": "5.3",
+    }
+    content = {
+        "code": code,
+        "silent": False,
+        "store_history": True,
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
     message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
     channel.send(json.dumps(message))
     while True:
@@ -79,9 +93,13 @@ def measure(notebook: Path) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as home:
-        environment = os.environ | {"JUPYTER_CONFIG_DIR": home, "JUPYTER_DATA_DIR": home, "JUPYTER_RUNTIME_DIR": home}
+        environment = os.environ | {
+            "JUPYTER_CONFIG_DIR": home,
+            "JUPYTER_DATA_DIR": home,
+            "JUPYTER_RUNTIME_DIR": home,
+        }
         command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
-        command += [f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
+        command += [f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
         command += [f"--ServerApp.root_dir={notebook.parent}", "--LabApp.news_url=None"]
         server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         try:
@@ -105,7 +123,8 @@ def _run(server: int, port: int, notebook: Path, cells: list[dict[str, Any]]) ->
     ask(f"{base}/contents/{notebook.name}")
     body = {"path": notebook.name, "name": notebook.name, "type": "notebook", "kernel": {"name": "python3"}}
     kernel_id = ask(f"{base}/sessions", body)["kernel"]["id"]
-    channel = websocket.create_connection(f"ws://127.0.0.1:{port}/api/kernels/{kernel_id}/channels", timeout=600)
+    address = f"ws://127.0.0.1:{port}/api/kernels/{kernel_id}/channels"
+    channel = websocket.create_connection(address, timeout=600, header=LOGIN)
     errors = {}
     for cell in cells:
         if cell["cell_type"] == "code":
@@ -116,7 +135,11 @@ def _run(server: int, port: int, notebook: Path, cells: list[dict[str, Any]]) ->
     torch = bool(execute(channel, loaded))
     server_mb, kernel_mb = peak_mb(server), peak_mb(kernel_of(server))
     channel.close()
-    peaks = {"server_mb": round(server_mb), "kernel_mb": round(kernel_mb), "total_mb": round(server_mb + kernel_mb)}
+    peaks = {
+        "server_mb": round(server_mb),
+        "kernel_mb": round(kernel_mb),
+        "total_mb": round(server_mb + kernel_mb),
+    }
     return {"notebook": notebook.name, **peaks, "torch": torch, "errors": errors}
 
 

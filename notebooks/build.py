@@ -35,11 +35,8 @@ def build(source: Path, *, solved: bool) -> dict[str, Any]:
         _cell(f"c{number:02}", *block.split("\n", 1), solved=solved) for number, block in enumerate(blocks)
     ]
     if solved:
-        cells[0]["source"] += [
-            "\n",
-            "\n",
-            "**This is the solved copy:** the exercises are done, and every check passes.",
-        ]
+        note = "\n\n**This is the solved copy:** the exercises are done, and every check passes."
+        cells[0]["source"] = _lines("".join(cells[0]["source"]) + note)
     return {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
 
 

@@ -108,9 +108,9 @@ def _load(tiny: bool) -> LLM:
 
 
 def _submit_due(session: Session, llm: LLM, result: DemoResult, *, ignore_eos: bool) -> None:
-    step = session.engine.scheduler.step
-    while len(result.prompts) < len(QUESTIONS) and ARRIVALS[len(result.prompts)] <= step:
-        question = QUESTIONS[len(result.prompts)]
+    step, idle = session.engine.scheduler.step, not session.engine.has_unfinished()
+    while (number := len(result.prompts)) < len(QUESTIONS) and (ARRIVALS[number] <= step or idle):
+        question, idle = QUESTIONS[number], False
         ids: Any = llm.tokenizer.apply_chat_template([{"role": "user", "content": question}])
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=ignore_eos)
         result.prompts[session.submit({"prompt_token_ids": ids}, params)] = question

@@ -86,7 +86,7 @@ CHROMIUM_ARGS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: while Playwright runs, asyncio.run() fails in this thread
 def chromium():
     """A running Chromium, driven by Playwright."""
     playwright = pytest.importorskip(

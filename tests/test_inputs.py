@@ -50,17 +50,25 @@ def test_a_mixed_plan_in_numbers():
         assert getattr(inputs, name).dtype == torch.int64
 
 
+def test_single_tokens_are_ordered_by_context_and_chunks_are_not():
+    ids = list(range(40))
+    items = [item(str(end), ids, end - num, num, (0,) * 10) for num, end in ((2, 9), (1, 8), (2, 4), (1, 3))]
+    inputs, sampled = InputBuffers(4).update(plan(*items))
+    assert [one.request_id for one in sampled] == ["3", "8", "9", "4"]
+    assert inputs.ends == [3, 8, 9, 4]
+
+
 def test_nothing_of_an_earlier_step_remains():
     buffers = InputBuffers(2)
     buffers.update(
         plan(*(item(f"r{i}", list(range(50)), 0, 50, range(25 * i, 25 * i + 25)) for i in range(4)))
     )
-    small = plan(item("a", [1, 2, 3], 2, 1, (3, 1)), item("b", [4], 0, 1, (8,)))
+    small = plan(item("b", [4], 0, 1, (8,)), item("a", [1, 2, 3], 2, 1, (3, 1)))
     again, _ = buffers.update(small)
     fresh, _ = InputBuffers(2).update(small)
     for name in ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables"):
         assert getattr(again, name).tolist() == getattr(fresh, name).tolist()
-    assert again.block_tables.tolist() == [[3, 1], [8, -1]]
+    assert again.block_tables.tolist() == [[8, -1], [3, 1]]
 
 
 def test_buffers_persist():

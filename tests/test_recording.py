@@ -26,12 +26,19 @@ def engine_with(num_requests=5, config=CROWDED, **options):
     return engine
 
 
-def finish(engine):
-    for _ in range(500):
+def steps(engine, bound=500):
+    """Step to the end, within a bound; yields after each step."""
+    for _ in range(bound):
         if not engine.has_unfinished():
             return
         engine.step()
-    raise AssertionError("not done")
+        yield
+    raise AssertionError(f"not done after {bound} steps")
+
+
+def finish(engine):
+    for _ in steps(engine):
+        pass
 
 
 @pytest.fixture
@@ -42,8 +49,7 @@ def recorded():
         for number in range(5):
             engine.add_request([1] * (2 + number), SamplingParams(max_tokens=6))
         snapshots = [engine.snapshot()]
-        while engine.has_unfinished():
-            engine.step()
+        for _ in steps(engine):
             snapshots.append(engine.snapshot())
     return recording, snapshots
 
@@ -117,8 +123,7 @@ def test_it_may_be_looked_at_while_it_grows(monkeypatch):
     monkeypatch.setattr(recording_module, "KEYFRAME_STEPS", 2)
     engine = engine_with()
     with Recorder(engine) as recording:
-        while engine.has_unfinished():
-            engine.step()
+        for _ in steps(engine):
             assert recording.at(-1).snapshot() == engine.snapshot()
             assert (
                 recording.at(recording.last_step // 2).step == recording.first_step + recording.last_step // 2

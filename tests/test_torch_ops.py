@@ -14,7 +14,7 @@ OPS = TorchOps()
 def paged_batch(shares, block_size, *, kv_heads=2, head_dim=8, dtype=torch.float32, seed=0, spare=3):
     """A poisoned pool with scattered tables holding random keys and values for (query_len, end) shares."""
     torch.manual_seed(seed)
-    shares = sorted(shares, key=lambda share: share[0] > 1)
+    shares = sorted(shares, key=lambda share: share[1] if share[0] == 1 else 10**9)
     blocks = [-(-end // block_size) for _, end in shares]
     ids = list(range(sum(blocks) + spare))
     random.Random(seed).shuffle(ids)
@@ -96,6 +96,17 @@ def test_attention_equals_the_reference(block_size, group, dtype):
     torch.testing.assert_close(attend(kv, inputs, q), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_single_tokens_of_unlike_contexts_are_split():
+    shares = [(1, end) for end in (3, 900, 5, 4, 905, 300, 310)]
+    kv, inputs = paged_batch(shares, 16)
+    q = torch.randn(7, 6, 8)
+    spans = OPS.prepare(inputs, kv, 6, rope_frequencies(8, 100.0)).spans
+    assert [span.length for span in spans] == [5, 310, 905]
+    torch.testing.assert_close(
+        attend(kv, inputs, q), attention_reference(q, 1, kv, inputs), rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("shares", [[(1, 9)], [(5, 5)], [(3, 9)], [(1, 1), (1, 33), (2, 17), (7, 7)]])
 def test_unused_slots_and_table_entries_change_no_bit(shares):
     kv, inputs = paged_batch(shares, 4, seed=3)
@@ -126,12 +137,15 @@ def test_the_comparison_catches_planted_faults():
     assert torch.allclose(attend(kv, inputs, q), expected, atol=1e-5)
     swapped = q.view(6, 2, 2, 8).transpose(1, 2).reshape(6, 4, 8)  # heads of a group taken from the other
     assert not torch.allclose(attend(kv, inputs, swapped), expected, atol=1e-2)
-    inputs.ends[0] -= 1  # the newest key is not seen
-    inputs.context_lens[0] -= 1
+    row = inputs.ends.index(9)
+    inputs.ends[row] -= 1  # the newest key is not seen
+    inputs.context_lens[row] -= 1
     assert not torch.allclose(attend(kv, inputs, q), expected, atol=1e-2)
-    inputs.ends[0] += 1
-    inputs.context_lens[0] += 1
-    inputs.block_tables[0] = inputs.block_tables[0].flip(0)[[1, 2, 3, 0]]  # blocks in the wrong order
+    inputs.ends[row] += 1
+    inputs.context_lens[row] += 1
+    inputs.block_tables[row, 1:3] = inputs.block_tables[row, 1:3].flip(
+        0
+    )  # the unfinished block in the middle
     assert not torch.allclose(attend(kv, inputs, q), expected, atol=1e-2)
 
 

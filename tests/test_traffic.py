@@ -181,6 +181,8 @@ class Traffic:
         refuse_allocation(self.engine, at=[self.random.randrange(4) for _ in range(2)])
 
     def cancel(self):
+        if self.victim:
+            return  # the abort would be a change that outlives the cancel
         before = self.engine.snapshot()
         scheduler = self.engine.scheduler
         plan = scheduler.schedule(scheduler.step)

@@ -8,8 +8,8 @@
 # | | |
 # |:--|:--|
 # | **Time** | 15 minutes |
-# | **You need** | a little Python; no GPU, no download, no torch |
-# | **Memory** | RAM_LINE |
+# | **You need** | a little Python; no GPU, no download; torch is optional |
+# | **Memory** | 170 MB without torch, 390 MB with it (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | none needed: the run is recorded, and greedy |
 #
@@ -36,9 +36,9 @@ EngineView(recording, step=12)
 #
 # **Read it:**
 #
-# - **Block map:** every block of the pool, in the place where it lies in memory. A colour and a number say whose it is; the filled part says how many of its 8 slots hold a token. Blocks of one request need not be neighbours.
+# - **Block map:** every block of the pool, in the place where it lies in memory. Colour, pattern and name say whose it is; the filled part says how many of its 8 slots hold a token. Blocks of one request need not be neighbours.
 # - **Batch timeline:** one row for each request, one column for each **step**. A step is one pass through the model. A request *waits*, then reads its question (*prefill*, many tokens in one step), then writes (*decode*, one token in a step).
-# - **Memory:** the pool over time. *Used* slots hold a token. *Tail slack* is allocated and still empty: the unfilled ends of last blocks. The rest is *free*.
+# - **Memory:** the token slots of the pool over time. *Live* slots hold a token. *Tail slack* is allocated and still empty: the unfilled ends of last blocks. The rest is *free*. *KV waste* is the share of the allocated slots that holds nothing.
 #
 # And this is who asked what, and what the model answered (40 tokens at most; small models say strange things):
 
@@ -96,11 +96,12 @@ recording.requests
 # - **A step has a budget,** here 64 tokens. In step 1, `r0` spends 44 of them on its question and `r1` gets the other 20; it reads the second half of its question in step 2. This is *chunked prefill*.
 # - **Requests are served first come, first served.** `r6` came in step 12 and saw `r5` lose its place in step 14. It was admitted in step 43, after `r5`: nobody overtakes.
 # - **A preempted request loses no text.** It keeps its tokens. When it comes back, it computes their keys and values anew, in one go: look for the second prefill in its row.
-# - **The unused part is small.** Only the last block of a request can be partly empty. Keep an eye on *tail slack*.
+# - **The newest gives way, even to itself.** In step 40, `r3` needs a block and is itself the newest that runs: it steps back.
+# - **The unused part is small.** Only the last block of a request can be partly empty. See how thin *tail slack* is.
 #
 # ## Run it live
 #
-# Now an engine runs in your kernel. The model is tiny and its weights are random, so the tokens it writes are noise. But scheduler, pool, keys and values are real. Press play: each step on screen is a step of the engine.
+# Now an engine runs in your kernel. The model is tiny and its weights are random, so the tokens it writes are noise. But scheduler, pool, keys and values are real. The first four steps are done. Press play, or → at the last step: each new step on screen is a step of the engine.
 
 # %% check
 import importlib.util
@@ -122,13 +123,16 @@ session = Session(engine)
 for text in (b"The fox jumped", b"A quiet evening", b"Once upon a time", b"It rained"):
     prompt = {"prompt_token_ids": list(text)}  # the tiny model has one token for each byte
     session.submit(prompt, temperature=0.0, max_tokens=14, ignore_eos=True, detokenize=False)
-session.view()
+session.run(4)
+view = session.view()
+view
 
 # %% [markdown]
-# The next cell runs whatever is left, and draws the whole run. Change `num_blocks` or the texts above, run both cells again, and see when preemption comes and goes.
+# The next cell runs whatever is left, and draws the whole run. Change `num_blocks` or the texts above, run both cells again, and see when preemptions come and go.
 
 # %% check
 session.run()
+view.refresh()
 batch_timeline(session.recording)
 
 # %% [markdown]

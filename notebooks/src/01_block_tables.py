@@ -9,7 +9,7 @@
 # |:--|:--|
 # | **Time** | 30 minutes |
 # | **You need** | notebook 00; Python lists, `divmod` |
-# | **Memory** | RAM_LINE |
+# | **Memory** | 0.8 GB; 1.1 GB where the processor has no bfloat16 (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | none needed: greedy |
 
@@ -59,9 +59,7 @@ def submit(text, num_tokens, max_tokens):
 
 
 submit(
-    "The little robot opened the door of the old library, and there, between two dusty shelves, it saw",
-    20,
-    12,
+    "The little robot opened the door of the old library, and there, between two dusty shelves, it", 20, 12
 )
 submit("To make a good tomato soup you need ripe tomatoes, some garlic, a little salt", 13, 12)
 submit("The capital of France is the city of", 6, 10)
@@ -89,14 +87,16 @@ prediction = ...  # a list of block ids
 # %% [markdown]
 # ## Run
 #
-# Play until step 8, or run the next cell, which does it for you. Then scrub back and find the steps in which a block was taken.
+# Press → at the last step: the engine runs one more. Go to step 8 (the cell after the view does it, too). Then go back with ← and find the steps in which a block was taken.
 
 # %% check
-session.view(request="r0")
+view = session.view(request="r0")
+view
 
 # %% check
 while session.recording.last_step < 8:
     session.advance()
+view.refresh()
 block_map(session.recording, step=8, request="r0")
 
 # %% check
@@ -150,7 +150,7 @@ check("01.2", slot_mapping, session)
 # %% [markdown]
 # ## Blocks come back
 #
-# `r2` ends after step 10, and its blocks 6 and 5 join the end of the free list: `[9, 10, 11, 6, 5]`. Now somebody new arrives with 37 tokens. That is five blocks. There are five free ones, but no more than three side by side: an engine that wants a request in one piece would have to send it away. What will its block table be?
+# `r2` ends after step 10, and its blocks 6 and 5 join the end of the free list: `[9, 10, 11, 6, 5]`. Now somebody new arrives with 37 tokens. That is five blocks. There are five free ones, but no more than three side by side: an engine that wants a request in one piece would have to send it away. What will its block table be? (If you ran past step 10 already, go back to the cell that submits the three requests.)
 
 # %% check
 while session.recording.last_step < 10:
@@ -188,7 +188,7 @@ check("01.3", append_token)
 # %% [markdown]
 # ## What it costs
 #
-# A block table is a few small integers per request. What is wasted is the end of each last block, on average half a block for a request, and never a whole one. The view below shows it as *tail slack*. Try another `block_size` in the third code cell: 1 wastes nothing and makes long tables; 64 does the opposite.
+# A block table is a few small integers per request. What is wasted is the end of each last block: about half a block for a request on average, and never a whole one. The view below shows it as *tail slack*. Try another `block_size` where the model is loaded: 1 wastes nothing and makes long tables; 64 does the opposite.
 
 # %% check
 EngineView(session.recording, panes=("memory", "timeline"), request="r3")

@@ -13,9 +13,10 @@ __all__ = ["ModelInputs"]
 class ModelInputs:
     """A batch of B requests with T tokens in all, laid end to end; integers are int64.
 
-    Requests that compute one token come first: their T rows are the first `num_single` ones, so that decode
-    attention is one batched call over a slice. What counts is the number of tokens computed, not whether the
-    request has produced any: a resumed request that recomputes its tokens is a chunk like any prefill.
+    Requests that compute one token come first, in order of context: their T rows are the first `num_single`
+    ones, so that decode attention is a few batched calls over slices. What counts is the number of tokens
+    computed, not whether the request has produced any: a resumed request that recomputes its tokens is a chunk
+    like any prefill.
 
     Attributes:
         token_ids: [T], the tokens to compute.

@@ -1,7 +1,6 @@
 """The decoder's ops in plain torch: the readable twin that every faster backend is compared with.
 
-Shapes: T tokens in the step, H query heads and K key-value heads of size D, C hidden size, I intermediate
-    size.
+Shapes: T tokens in the step, H query heads and K key-value heads of size D, hidden size C, intermediate size I.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
 
 __all__ = [
+    "PADDING",
     "TILE",
     "DenseLinear",
     "Linear",
@@ -29,6 +29,8 @@ __all__ = [
 
 TILE = 64
 """Neighbouring tokens of a chunk that attend in one call."""
+PADDING = 512
+"""Positions of padding that cost as much as one more call: where more can be saved, single tokens are split."""
 
 
 class Linear(Protocol):
@@ -79,7 +81,7 @@ class Tile:
 
 @dataclass(slots=True)
 class Span:
-    """Requests whose keys and values are gathered in one call: all with a single token, or one with a chunk.
+    """Requests whose keys and values are gathered in one call: some with a single token, or one with a chunk.
 
     Attributes:
         heads: [2 * N * K * L], where keys and then values of N requests and L positions lie in `KVStorage.heads`.
@@ -164,8 +166,7 @@ class TorchOps:
     def rms_norm_add(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add `x` to the residual stream, in place, and normalize the sum by its root mean square, in
-        float32.
+        """Add `x` to the residual stream, in place, and divide the sum by its root mean square, in float32.
 
         Returns:
             the normalized [T, C] and the residual stream [T, C].
@@ -191,8 +192,7 @@ class TorchOps:
         return heads[:, :num_heads]
 
     def attention(self, q: torch.Tensor, layer: int, kv: KVStorage, context: StepContext) -> torch.Tensor:
-        """Causal attention of q [T, H, D] over each request's own blocks; the heads of a group share a KV
-        head.
+        """Causal attention of q [T, H, D] over each request's own blocks; a group of heads shares a KV head.
 
         Returns:
             [T, H * D].
@@ -220,22 +220,32 @@ class TorchOps:
 
 
 def _spans(inputs: ModelInputs, kv: KVStorage, group: int) -> list[Span]:
-    spans = [_single_tokens(inputs, kv)] if inputs.num_single else []
-    first = inputs.num_single
-    for row in range(inputs.num_single, len(inputs.query_lens)):
+    single = inputs.num_single
+    cuts = _cuts(inputs.ends, 0, single) if single else []
+    spans = [_single_tokens(inputs, kv, first, last) for first, last in cuts]
+    first = single
+    for row in range(single, len(inputs.query_lens)):
         spans.append(_chunk(inputs, kv, group, row, first))
         first += inputs.query_lens[row]
     return spans
 
 
-def _single_tokens(inputs: ModelInputs, kv: KVStorage) -> Span:
-    num, longest = inputs.num_single, max(inputs.ends[: inputs.num_single])
+def _cuts(ends: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Split single-token requests `first` to `last`, in order of context, where padding would cost too much."""
+    saved, cut = max(
+        ((row - first) * (ends[last - 1] - ends[row - 1]), row) for row in range(first + 1, last + 1)
+    )
+    return [(first, last)] if saved < PADDING else _cuts(ends, first, cut) + _cuts(ends, cut, last)
+
+
+def _single_tokens(inputs: ModelInputs, kv: KVStorage, first: int, last: int) -> Span:
+    longest = max(inputs.ends[first:last])
     where = torch.arange(longest, device=inputs.block_tables.device)
-    beyond = where >= inputs.context_lens[:num, None]
-    heads = _head_indices(inputs.block_tables[:num], where.where(~beyond, 0), kv)
+    beyond = where >= inputs.context_lens[first:last, None]
+    heads = _head_indices(inputs.block_tables[first:last], where.where(~beyond, 0), kv)
     mask = torch.zeros(beyond.shape, dtype=kv.dtype, device=where.device).masked_fill_(beyond, float("-inf"))
     mask = mask.repeat_interleave(kv.num_kv_heads, 0).unsqueeze(1)
-    return Span(heads, longest, [Tile(slice(num), longest, mask)])
+    return Span(heads, longest, [Tile(slice(first, last), longest, mask)])
 
 
 def _chunk(inputs: ModelInputs, kv: KVStorage, group: int, row: int, first: int) -> Span:

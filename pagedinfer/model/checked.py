@@ -19,6 +19,7 @@ __all__ = [
     "Fields",
     "check_regular",
     "finite",
+    "flag",
     "parse_json",
     "printable",
     "read_into",
@@ -26,6 +27,7 @@ __all__ = [
     "read_text",
     "shown",
     "text_of",
+    "texts",
     "whole",
 ]
 
@@ -95,6 +97,35 @@ def text_of(value: object, what: str) -> str:
     raise ModelError(f"{what} is {shown(value)}; it must be text")
 
 
+def texts(value: object, what: str) -> list[str]:
+    """Return a list of texts.
+
+    Raises:
+        ModelError: it is none; the message names `what`, and the first entry that is no text.
+
+    """
+    if not isinstance(value, (list, tuple)):
+        raise ModelError(f"{what} is {shown(value)}; it must be a list of texts")
+    for index, entry in enumerate(value):
+        if not isinstance(entry, str):
+            raise ModelError(f"{what}[{index}] is {shown(entry)}; it must be text")
+    return list(value)
+
+
+def flag(values: Mapping[str, Any], key: str, default: bool) -> bool:
+    """Return a field that is true or false; null counts as absent.
+
+    Raises:
+        ModelError: it is something else; the message names the key.
+
+    """
+    value = values.get(key)
+    value = default if value is None else value
+    if not isinstance(value, bool):
+        raise ModelError(f"{key} is {shown(value)}; it must be true or false")
+    return value
+
+
 class Fields:
     """The fields of a model's config by key; what is missing without a default, or wrong, is named by its key.
 
@@ -126,10 +157,7 @@ class Fields:
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise ModelError(f"{self._what(key)} is {shown(value)}; it must be true or false")
-        return value
+        return flag(self._values, key, default)
 
     def uniform(self, key: str, default: int | None = None) -> int:
         """Return a size that may be a list with one entry per layer; all must agree."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagedinfer.errors import ModelError
-from pagedinfer.model.checked import Fields, finite, printable, shown, whole
+from pagedinfer.model.checked import Fields, finite, printable, shown, texts, whole
 
-__all__ = ["config_error", "eos_ids", "gguf_fields", "hf_fields", "refuse_architecture"]
+__all__ = ["config_error", "eos_ids", "first_id", "gguf_fields", "hf_fields", "refuse_architecture"]
 
 _SUPPORTED = ("llama",)
 _MAX_LAYERS = 10_000
@@ -121,7 +121,7 @@ def hf_fields(
         "max_position_embeddings": fields.whole("max_position_embeddings", 2048),
         "rms_norm_eps": fields.real("rms_norm_eps", 1e-6),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", False),
-        "bos_token_id": _first_id(config.get("bos_token_id"), generation.get("bos_token_id")),
+        "bos_token_id": first_id(config.get("bos_token_id"), generation.get("bos_token_id")),
         "eos_token_ids": eos_ids(
             config.get("eos_token_id"), generation.get("eos_token_id"), tuple(eos_token_ids)
         ),
@@ -164,7 +164,7 @@ def gguf_fields(metadata: Mapping[str, Any], *, tie_word_embeddings: bool, dtype
         # The file holds a float32 (9.99999975e-06); the model was made with the decimal (1e-05).
         "rms_norm_eps": float(f"{fields.real('attention.layer_norm_rms_epsilon'):.6g}"),
         "tie_word_embeddings": tie_word_embeddings,
-        "bos_token_id": _first_id(metadata.get("tokenizer.ggml.bos_token_id")),
+        "bos_token_id": first_id(metadata.get("tokenizer.ggml.bos_token_id")),
         "eos_token_ids": eos_ids(
             *(metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
         ),
@@ -228,16 +228,15 @@ def _head_dim(fields: Fields, key: str, name: str, hidden: int, heads: int) -> i
     return hidden // heads
 
 
-def _first_id(*candidates: object) -> int | None:
+def first_id(*candidates: object) -> int | None:
+    """Return the first id that is given; raises ModelError where it is none."""
     given = [token_id for token_id in candidates if token_id is not None]
     return whole(given[0], "bos_token_id") if given else None
 
 
 def _gguf_vocab_size(metadata: Mapping[str, Any], fields: Fields) -> int:
-    tokens = metadata.get("tokenizer.ggml.tokens") or []
-    if not isinstance(tokens, (list, tuple)):
-        raise ModelError(f"tokenizer.ggml.tokens is {shown(tokens)}; it must be an array of texts")
-    return len(tokens) or fields.whole("vocab_size")
+    key = "tokenizer.ggml.tokens"
+    return len(texts(metadata[key], key)) if metadata.get(key) else fields.whole("vocab_size")
 
 
 def _flat(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:

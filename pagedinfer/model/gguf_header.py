@@ -76,10 +76,10 @@ class _Reader:
         return self.numbers(code)[0]
 
     def count(self, code: str, most: int) -> int:
-        """How many of something follow."""
+        """Read how many of something follow."""
         value = int(self.number(code))
         if value > most:
-            raise ValueError(f"there are said to be {value}, at most {most} are read")
+            raise ValueError(f"claims {value}, at most {most} are read")
         return value
 
     def string(self) -> str:

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedinfer.errors import ModelError
+from pagedinfer.model.checked import finite, flag, shown, texts, whole
 
 __all__ = ["build_backend", "default_add_bos"]
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
+_MAX_PIECE, _MAX_PIECES = 1000, 1 << 23  # characters of one piece and of all: each place to cut is tried
 _SPACE = "\u2581"
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -42,15 +44,20 @@ def build_backend(metadata: Mapping[str, Any]) -> Any:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if kind not in ("gpt2", "llama"):
         raise ModelError(
-            f'tokenizer.ggml.model is "{kind}"; supported: gpt2 (byte-level BPE), llama (SentencePiece)'
+            f"tokenizer.ggml.model is {shown(kind)}; supported: gpt2 (byte-level BPE), llama (SentencePiece)"
         )
     if not tokens:
         raise ModelError(
             "the GGUF file has no tokenizer.ggml.tokens; a model without a tokenizer takes token ids only"
         )
-    vocab = {token: index for index, token in enumerate(tokens)}
+    vocab = {token: index for index, token in enumerate(texts(tokens, "tokenizer.ggml.tokens"))}
+    if len(vocab) < len(tokens):
+        twice = next(token for index, token in enumerate(tokens) if vocab[token] != index)
+        raise ModelError(f"tokenizer.ggml.tokens has {shown(twice)} twice; each token must have one id")
     backend = _byte_level(metadata, vocab) if kind == "gpt2" else _sentencepiece(metadata, vocab)
     types = metadata.get("tokenizer.ggml.token_type") or []
+    if not isinstance(types, list) or len(types) not in (0, len(tokens)):
+        raise ModelError(f"tokenizer.ggml.token_type is {shown(types)}; it must have a type for each token")
     for special, wanted in ((True, (_CONTROL, _UNKNOWN)), (False, (_USER_DEFINED,))):
         added = [
             AddedToken(token, normalized=False, special=special)
@@ -78,11 +85,11 @@ def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Any:
 
     pre = _pre(metadata)
     if pre not in _PRE:
-        raise ModelError(f'tokenizer.ggml.pre is "{pre}"; supported: {", ".join(_PRE)}')
+        raise ModelError(f"tokenizer.ggml.pre is {shown(pre)}; supported: {', '.join(_PRE)}")
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:
         raise ModelError("the GGUF file has no tokenizer.ggml.merges, which a byte-level tokenizer needs")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [_pair(merge, vocab) for merge in texts(merges, "tokenizer.ggml.merges")]
     llama3 = _SPLITS.get(pre) is _LLAMA3
     backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=llama3))
     if pre in _SPLITS:
@@ -95,6 +102,14 @@ def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Any:
     return backend
 
 
+def _pair(merge: str, vocab: Mapping[str, int]) -> tuple[str, str]:
+    """Split a merge, whose parts and result must be tokens."""
+    left, _, right = merge.partition(" ")
+    if not (left in vocab and right in vocab and left + right in vocab):
+        raise ModelError(f"tokenizer.ggml.merges has {shown(merge)}, which is not made of tokens")
+    return left, right
+
+
 def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Any:
     """SentencePiece BPE: a pair merges to a known piece, the best score first."""
     from tokenizers import Tokenizer, decoders, models, normalizers
@@ -102,7 +117,12 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Any:
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None:
         raise ModelError("the GGUF file has no tokenizer.ggml.scores, which a SentencePiece tokenizer needs")
+    if not isinstance(scores, list) or len(scores) != len(vocab):
+        raise ModelError(f"tokenizer.ggml.scores is {shown(scores)}; it must have a score for each token")
+    for score in scores:
+        finite(score, "an entry of tokenizer.ggml.scores")
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = whole(unknown, "tokenizer.ggml.unknown_token_id", high=len(vocab) - 1)
     backend = Tokenizer(
         models.BPE(
             vocab=vocab,
@@ -112,7 +132,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Any:
             byte_fallback=True,
         )
     )
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = flag(metadata, "tokenizer.ggml.add_space_prefix", True)
     rules = [normalizers.Prepend(_SPACE)] if prefix else []
     backend.normalizer = normalizers.Sequence([*rules, normalizers.Replace(" ", _SPACE)])
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -124,6 +144,12 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int]) -> Any:
 
 def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Recover merges from scores: each way to make a piece of two known ones, by the piece's score."""
+    longest = max(vocab, key=len)
+    if len(longest) > _MAX_PIECE or sum(map(len, vocab)) > _MAX_PIECES:
+        raise ModelError(
+            f"tokenizer.ggml.tokens has pieces of up to {len(longest)} characters, "
+            f"{sum(map(len, vocab))} in all; at most {_MAX_PIECE} and {_MAX_PIECES} are read"
+        )
     ranked = []
     for piece, index in vocab.items():
         for cut in range(1, len(piece)):

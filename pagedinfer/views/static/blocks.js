@@ -48,7 +48,7 @@ function blockPane(view) {
     const block = painter.at(event);
     if (block < 0) return;
     event.preventDefault();  // focus stays where the arrow keys step through time
-    view.root.focus({ preventScroll: true });
+    view.takeKeys();
     painter.focus(focused = block, false);
     view.toggle({ block });
   }, { signal: view.signal });

@@ -29,6 +29,7 @@ function controlBar(view) {
     set(play, { title: playing ? "Pause" : "Play", "aria-label": playing ? "Pause" : "Play" });
     play.firstChild.firstChild.setAttribute("d", playing ? PAUSE : PLAY);
     live.hidden = !isLive;
+    live.textContent = view.state.isIdle ? "live, idle" : "live";
   };
   return { node, draw, speed: () => +speed.value };
 }

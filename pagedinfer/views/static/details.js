@@ -15,7 +15,7 @@ function stepPane(view) {
     const row = (lane) => frame.rows.get(lane), parts = [];
     const important = frame.notes.filter((n) => !["admitted", "resumed"].includes(n.kind));
     for (const { kind, lane, text } of important)
-      parts.push(make("p", { class: `pi-note pi-note-${kind}` }, make("b", {}, `${lane >= 0 ? film.lanes[lane].rid + " " : ""}${kind}`), ` ${text}`));
+      parts.push(make("p", { class: `pi-note pi-note-${kind}` }, make("b", {}, `${lane >= 0 ? film.lanes[lane].rid + " " : ""}${kind}`), `: ${text}`));
     parts.push(make("h4", {}, `Running: ${frame.running.length}`),
       make("div", { class: "pi-chips" }, ...frame.running.slice(0, MOST_LISTED).map((lane) => chip(lane, row(lane).scheduled ? `+${row(lane).scheduled}` : ""))), ...more(frame.running));
     for (const lane of frame.running) if (row(lane).why) parts.push(make("p", { class: "pi-why" }, make("b", {}, film.lanes[lane].rid), ` ${row(lane).why}`));

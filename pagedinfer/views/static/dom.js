@@ -15,7 +15,11 @@ function set(node, attrs, ...children) {
 }
 
 const fmt = (n) => n.toLocaleString("en-US");
-const percent = (x) => (100 * x).toFixed(1) + "\u00a0%";
+// A share in per cent with one decimal, halves up: as views/memory.py rounds.
+function percent(part, whole) {
+  const tenths = whole ? Math.floor((2000 * part + whole) / (2 * whole)) : 0;
+  return `${Math.floor(tenths / 10)}.${tenths % 10}\u00a0%`;
+}
 const plural = (n, word) => `${fmt(n)} ${word}${n === 1 ? "" : "s"}`;
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 

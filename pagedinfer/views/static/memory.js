@@ -15,7 +15,7 @@ function memoryPane(view) {
     const key = `${scale.key}/${film.last}/${film.lines.length}/${view.state.version}`;
     if (key !== drawn) { drawn = key; build(film); }
     set(mark, { x: scale.x(frame.step), width: scale.column });
-    head.textContent = `${fmt(live)} live, ${fmt(slack)} tail slack, ${fmt(free)} free of ${fmt(live + slack + free)} token slots; KV waste ${percent(wasteOf(frame.memory))}`;
+    head.textContent = `${fmt(live)} live, ${fmt(slack)} tail slack, ${fmt(free)} free of ${fmt(live + slack + free)} token slots; KV waste ${percent(slack, live + slack)}`;
     svg.setAttribute("aria-label", `Memory over steps. At step ${frame.step}: ${head.textContent}`);
   };
 
@@ -42,11 +42,11 @@ function memoryPane(view) {
   }
 
   const stepAt = (event) => Math.min(scale.at(event.clientX - svg.getBoundingClientRect().left), view.state.film.last);
-  svg.addEventListener("pointerdown", (event) => { event.preventDefault(); view.root.focus({ preventScroll: true }); view.go(stepAt(event)); }, { signal: view.signal });
+  svg.addEventListener("pointerdown", (event) => { event.preventDefault(); view.takeKeys(); view.go(stepAt(event)); }, { signal: view.signal });
   svg.addEventListener("pointermove", (event) => {
     const step = stepAt(event), [live, slack, free, used] = view.state.film.line(step).m;
     view.tip({ title: `step ${step}`, rows: [["live", `${fmt(live)} token slots`], ["tail slack", fmt(slack)], ["free", fmt(free)],
-      ["blocks in use", fmt(used)], ["KV waste", percent(wasteOf([live, slack]))]] }, event);
+      ["blocks in use", fmt(used)], ["KV waste", percent(slack, live + slack)]] }, event);
   }, { signal: view.signal });
   svg.addEventListener("pointerleave", () => view.tip(null), { signal: view.signal });
   return { name: "memory", node: pane, draw, repaint: () => { drawn = ""; draw(); } };

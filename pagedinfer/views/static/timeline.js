@@ -49,13 +49,16 @@ function timelinePane(view) {
     axis.replaceChildren(axisMark = make("svg:rect", { class: "pi-cursor", height: TOP }), make("svg:text", { x: GUTTER - 10, y: 15, class: "pi-end" }, "step"),
       ...scale.ticks.map((s) => make("svg:text", { x: scale.x(s + 0.5), y: 15, class: "pi-mid" }, String(s))));
     rowsSvg.replaceChildren(mark = make("svg:rect", { class: "pi-cursor", height }));
-    rows = new Map(shown.map((lane, i) => [lane.number, rowOf(film, lane, i, last)]));
+    const notes = new Map();
+    for (let s = scale.first; s <= last; s++)
+      for (const [kind, lane, text] of film.line(s).e ?? []) notes.set(lane, [...(notes.get(lane) ?? []), [s, kind, film.texts[text]]]);
+    rows = new Map(shown.map((lane, i) => [lane.number, rowOf(film, lane, i, last, notes.get(lane.number) ?? [])]));
     rowsSvg.append(...rows.values());
     if (!rows.has(focused)) focused = shown[0]?.number ?? -1;
     rows.get(focused)?.setAttribute("tabindex", 0);
   }
 
-  function rowOf(film, lane, index, last) {
+  function rowOf(film, lane, index, last, notes) {
     const n = lane.number, id = view.id;
     const row = make("svg:g", { "data-request": lane.rid, "data-lane": n, role: "button", tabindex: -1, class: `pi-row pi-c${colourOf(n)}`, transform: `translate(0 ${index * ROW})` });
     row.append(make("svg:rect", { class: "pi-ring", x: 1, y: 0.5, width: scale.x(last + 1) + 2, height: ROW - 1, rx: 4 }),
@@ -67,14 +70,12 @@ function timelinePane(view) {
       if (tokens && tokens.length * 6.4 + 2 <= w) row.append(make("svg:text", { x: x + w / 2, y: 14, class: "pi-mid pi-on" }, tokens));
     }
     let says = `${lane.rid}, submitted at step ${lane.from}`;
-    for (let s = scale.first; s <= last; s++)
-      for (const [kind, who, text] of film.line(s).e ?? []) {
-        if (who !== n) continue;
-        says += `, ${kind} at step ${s}: ${film.texts[text]}`;
-        if (kind !== "finished") continue;
-        const cross = /^(abort|error)/.test(film.texts[text]), x = scale.x(s + 1) + 3;
-        row.append(make("svg:path", { class: cross ? "pi-cross" : "pi-tick", d: cross ? `M${x} 7l6 6m0 -6l-6 6` : `M${x} 10l3 3.5l5 -7` }));
-      }
+    for (const [s, kind, text] of notes) {
+      says += `, ${kind} at step ${s}: ${text}`;
+      if (kind !== "finished") continue;
+      const cross = /^(abort|error)/.test(text), x = scale.x(s + 1) + 3;
+      row.append(make("svg:path", { class: cross ? "pi-cross" : "pi-tick", d: cross ? `M${x} 7l6 6m0 -6l-6 6` : `M${x} 10l3 3.5l5 -7` }));
+    }
     row.setAttribute("aria-label", says);
     return row;
   }
@@ -89,7 +90,7 @@ function timelinePane(view) {
     const cell = cellAt(event);
     if (!cell) return;
     event.preventDefault();
-    view.root.focus({ preventScroll: true });
+    view.takeKeys();
     const lane = view.state.film.lanes[cell.lane].rid;
     if (cell.px < GUTTER) view.toggle({ request: lane });
     else { view.select({ request: lane }); view.go(Math.min(scale.at(cell.px), view.state.film.last)); }
@@ -101,7 +102,7 @@ function timelinePane(view) {
     else view.tip(tellCell(film, cell.lane, Math.min(scale.at(cell.px), film.last)), event);
   }, { signal: view.signal });
   rowsSvg.addEventListener("pointerleave", () => view.tip(null), { signal: view.signal });
-  axis.addEventListener("pointerdown", (event) => { event.preventDefault(); view.root.focus({ preventScroll: true }); view.go(Math.min(scale.at(event.offsetX), view.state.film.last)); }, { signal: view.signal });
+  axis.addEventListener("pointerdown", (event) => { event.preventDefault(); view.takeKeys(); view.go(Math.min(scale.at(event.offsetX), view.state.film.last)); }, { signal: view.signal });
   rowsSvg.addEventListener("keydown", (event) => {
     const lanes = [...rows.keys()], i = lanes.indexOf(focused), by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (by && lanes[i + by] !== undefined) {

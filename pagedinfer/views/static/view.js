@@ -6,7 +6,7 @@ function render({ model, el }) {
   const root = make("div", { class: "pi-view", tabindex: 0, role: "group", "data-testid": "pi-view", "data-lm-suppress-shortcuts": "true",
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   const view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
-  const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, version: 0 });
+  const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, isIdle: false, version: 0 });
   let ask = 0, timer = 0, wanted = 0;  // ask: number of the request the kernel has not answered yet
 
   // -- parts ------------------------------------------------------------------------------------------------
@@ -33,6 +33,9 @@ function render({ model, el }) {
     probe.remove();
     return tones;
   };
+
+  // After a click the arrow keys step through time, wherever the click was.
+  view.takeKeys = () => root.focus({ preventScroll: true, focusVisible: false });
 
   // -- selection ----------------------------------------------------------------------------------------------
   view.laneOf = (rid) => film.lanes.findLast((lane) => lane.rid === rid && lane.from <= state.frame.step)?.number ?? film.lanes.findLast((lane) => lane.rid === rid)?.number;
@@ -113,6 +116,7 @@ function render({ model, el }) {
   }
   function answered() {
     const answer = model.get("answer") ?? {};
+    if (answer.more !== undefined) state.isIdle = answer.more === false;
     if (answer.id && answer.id === ask) {
       ask = 0;
       complain(answer.error ?? "");
@@ -140,6 +144,7 @@ function render({ model, el }) {
     root.dataset.step = state.frame.step;
     root.dataset.last = film.last;
     root.classList.toggle("has-selection", view.linkedLanes().size > 0);
+    say.setAttribute("aria-live", view.isPlaying() ? "off" : "polite");  // ten sentences a second help nobody
     if (say.textContent !== state.frame.say) say.textContent = state.frame.say;
     controls.draw();
     for (const pane of panes) pane.draw();

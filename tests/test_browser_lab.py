@@ -1,0 +1,224 @@
+"""One smoke test in JupyterLab: a notebook is opened and run, and its live view advances while requests are open."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra: test)").expect
+for package in ("jupyterlab", "ipykernel", "anywidget"):
+    pytest.importorskip(package, reason=f"{package} is not installed (extra: test)")
+
+# A live engine over simulated tokens. A notebook with another engine needs the same two names: `view`, `unfinished`.
+SIMULATED = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from conftest import SimulatedRun
+from pagedinfer.views import EngineView
+
+run = SimulatedRun(seed=2, requests=30, num_blocks=32)
+view = EngineView(run.recording, run.advance)
+unfinished = lambda: run.unfinished
+"""
+
+# The real thing: a model, its engine, and the view that a session gives.
+REAL = """
+import pagedinfer
+
+llm = pagedinfer.LLM("tiny", num_blocks=40, block_size=4)
+session = pagedinfer.Session(llm)
+for number in range(6):
+    session.submit(f"request number {number}", temperature=0.0, max_tokens=50, ignore_eos=True)
+view, run, unfinished = session.view(), llm.engine, llm.engine.has_unfinished
+"""
+
+
+def notebook(code):
+    cells = [
+        {
+            "cell_type": "code",
+            "id": f"c{i}",
+            "metadata": {},
+            "source": source.strip(),
+            "outputs": [],
+            "execution_count": None,
+        }
+        for i, source in enumerate((code, "view"))
+    ]
+    spec = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": spec, "cells": cells})
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A JupyterLab server of its own: (address, folder of notebooks)."""
+    base = tmp_path_factory.mktemp("lab")
+    root = base / "root"
+    root.mkdir()
+    quiet = base / "SETTINGS" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    quiet.parent.mkdir(parents=True)
+    quiet.write_text('{"fetchNews": "false"}')
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {f"JUPYTER_{kind}_DIR": str(base / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    own |= {"HOME": str(base), "IPYTHONDIR": str(base / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    own |= {f"JUPYTERLAB_{kind}_DIR": str(base / kind) for kind in ("SETTINGS", "WORKSPACES")}
+    command = [
+        sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+        "--ServerApp.port_retries=0", f"--ServerApp.root_dir={root}", "--IdentityProvider.token=",
+        "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.extension_manager=readonly",
+        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+    ]  # fmt: skip
+    with (base / "lab.log").open("w") as log:
+        server = subprocess.Popen(
+            command, env=os.environ | own, stdout=log, stderr=log, start_new_session=True
+        )
+        address = f"http://127.0.0.1:{port}"
+        try:
+            _wait_for(server, address, base / "lab.log")
+            yield address, root
+        finally:
+            server.terminate()  # also stops the kernels
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait(5)
+
+
+def _wait_for(server, address, log):
+    for _ in range(400):
+        if server.poll() is not None:
+            raise RuntimeError(log.read_text()[-3000:])
+        try:
+            urllib.request.urlopen(f"{address}/api", timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.25)
+    raise RuntimeError("JupyterLab did not start within 100 seconds")
+
+
+IDLE = "() => window.jupyterapp?.shell?.currentWidget?.context?.sessionContext?.session?.kernel?.status === 'idle'"
+ERRORS = """() => window.jupyterapp.shell.currentWidget.content.widgets.flatMap((c) => {
+  if (c.model.type !== 'code') return [];
+  const all = Array.from({ length: c.model.outputs.length }, (_, i) => c.model.outputs.get(i));
+  return all.filter((o) => o.type === 'error').map((o) => o.toJSON().evalue); })"""
+CELLS = "() => window.jupyterapp.shell.currentWidget.content.widgets.map((c) => c.model.type).join()"
+IN_KERNEL = """async (code) => {
+  const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+  const future = kernel.requestExecute({ code, store_history: false }); let said = '';
+  future.onIOPub = (m) => { if (m.header.msg_type === 'stream') said += m.content.text; };
+  await future.done; return said.trim(); }"""
+
+
+def run_notebook(page, lab, code):
+    """Open a notebook with this code in a workspace of its own, run it all, and return the view."""
+    address, root = lab
+    name = f"n{uuid.uuid4().hex[:8]}"
+    (root / f"{name}.ipynb").write_text(notebook(code))
+    page.goto(f"{address}/doc/workspaces/{name}/tree/{name}.ipynb")
+    page.wait_for_function(IDLE, timeout=90_000)
+    done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    assert done, page.evaluate(ERRORS)
+    view = page.get_by_test_id("pi-view").first
+    view.wait_for(timeout=60_000)
+    return view
+
+
+def step_of(view):
+    return int(view.get_attribute("data-step"))
+
+
+@pytest.mark.parametrize("code", [SIMULATED, REAL], ids=["simulated", "real"])
+def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, artifacts, code):
+    if code is REAL:
+        pytest.importorskip("torch", reason="torch is not installed (extra: engine)")
+    page = new_page(height=1500)
+    view = run_notebook(page, lab, code)
+    expect(view).to_have_attribute("data-step", "0")
+
+    view.focus()
+    page.keyboard.press("ArrowRight")
+    expect(view).to_have_attribute("data-step", "1")
+    page.keyboard.press("Shift+ArrowRight")
+    expect(view).to_have_attribute("data-step", "11")
+    page.keyboard.press("ArrowLeft")
+    expect(view).to_have_attribute("data-step", "10")
+
+    cells = page.evaluate(CELLS)
+    for key in ("b", "m", "d", "d", "x", "0", "0"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(200)  # to see that nothing happens
+    assert page.evaluate(CELLS) == cells, "Lab's own shortcuts must not fire inside the view"
+
+    page.keyboard.press("End")
+    view.get_by_label("Speed").select_option("10")
+    view.get_by_role("button", name="Play").click()
+    page.wait_for_function("v => +v.dataset.step >= 20", arg=view.element_handle())
+    assert page.evaluate(IN_KERNEL, "print(unfinished())") == "True"
+    view.get_by_role("button", name="Pause").click()
+    expect(view.get_by_role("button", name="Play")).to_be_visible()
+
+    view.locator(".pi-chip").first.click()
+    expect(view.locator(".pi-rows .is-linked")).to_have_count(1)
+    rid = view.locator(".pi-rows .is-linked").get_attribute("data-request")
+    page.wait_for_function(IDLE)
+    kernel = page.evaluate(IN_KERNEL, "print(view.cursor, view.selected, run.scheduler.step)").split(" ", 1)
+    assert kernel == [str(step_of(view)), f"{{'request': '{rid}'}} {step_of(view)}"]
+
+    page.evaluate(IN_KERNEL, "view.step(3)")
+    expect(view).to_have_attribute("data-step", str(int(kernel[0]) + 3))
+    view.screenshot(path=artifacts / "lab-light.png")
+    _check_accessibility(page)
+    assert not page.external, page.external[:5]
+    assert not page.errors, page.errors[:5]
+
+
+def _check_accessibility(page):
+    from axe_playwright_python.sync_playwright import Axe
+
+    # Lab's body is 0 px high with hidden overflow, so axe would call everything hidden and skip contrast.
+    page.add_style_tag(content="body{overflow:visible !important}")
+    found = Axe().run(page, context="[data-testid=pi-view]", options={})
+    serious = [x["id"] for x in found.response["violations"] if x["impact"] in ("serious", "critical")]
+    assert not serious, found.generate_report()
+    assert any(x["id"] == "color-contrast" for x in found.response["passes"]), "contrast was not checked"
+
+
+def test_labs_dark_theme_and_an_async_run(lab, new_page, artifacts):
+    page = new_page(height=1500)
+    view = run_notebook(page, lab, SIMULATED)
+    page.evaluate(
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })"
+    )
+    expect(view).to_have_css("color-scheme", "dark")
+    page.evaluate(IN_KERNEL, "await view.run_async(30)")
+    expect(view).to_have_attribute("data-step", "30")
+    view.screenshot(path=artifacts / "lab-dark.png")
+    page.evaluate(
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })"
+    )
+    expect(view).to_have_css("color-scheme", "light")
+
+    page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.restart()"
+    )
+    page.wait_for_function(IDLE)
+    view.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(view).to_have_attribute("data-step", "29")  # what the browser has can still be looked at
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")
+    expect(view.get_by_role("alert")).to_contain_text("disconnected", timeout=15_000)
+    assert not page.external, page.external[:5]
