@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# torch's threads sleep while they wait: on a busy machine spinning makes small steps ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler

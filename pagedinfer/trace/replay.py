@@ -45,7 +45,8 @@ class StepState:
     """What the newest plan did; reset by each step.
 
     Attributes:
-        scheduled: tokens computed by request. reasons: why others were left out.
+        scheduled: tokens computed by request. prefill_tokens: those of them that are no decode: more than one at
+            once, or part of the prompt. reasons: why others were left out.
         tokens: new tokens by request. admitted, resumed, preempted, finished: request ids.
         causes: for each request admitted, resumed, preempted or finished, the sentence why.
     """
@@ -53,6 +54,7 @@ class StepState:
     now: float = 0.0
     budget: int = 0
     scheduled: dict[str, int] = field(default_factory=dict)
+    prefill_tokens: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
@@ -206,10 +208,13 @@ class State:
 
     def _on_step(self, event: ev.Step) -> Inverse:
         self.step = event.i
-        self.last = StepState(event.now, event.budget, event.scheduled, event.reasons)
+        self.last = StepState(event.now, event.budget, event.scheduled, reasons=event.reasons)
         self._open.append((event.i, []))
         for rid, n in event.scheduled.items():
-            self.requests[rid].num_computed_tokens += n
+            request = self.requests[rid]
+            if n > 1 or request.num_computed_tokens < request.num_prompt_tokens:
+                self.last.prefill_tokens += n
+            request.num_computed_tokens += n
 
         def undo() -> None:
             for rid, n in event.scheduled.items():

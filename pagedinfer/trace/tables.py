@@ -78,13 +78,12 @@ def step_table(recording: Recording) -> Table:
         if step == recording.first_step or state.step != step:
             continue
         last = state.last
-        prefills = sum(n for n in last.scheduled.values() if n > 1)
         rows.append(
             {
                 "step": state.step,
                 "now": last.now,
                 "num_scheduled_tokens": sum(last.scheduled.values()),
-                "prefill_tokens": prefills,
+                "prefill_tokens": last.prefill_tokens,
                 "num_requests": len(last.scheduled),
                 "new_tokens": sum(last.tokens.values()),
                 "running": len(state.running),
