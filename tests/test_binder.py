@@ -64,7 +64,7 @@ def environment(folder, *arguments):
     """A clean virtual environment with what pip is told to install; its python."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", *arguments], check=True, cwd=ROOT)
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-compile", *arguments], check=True, cwd=ROOT)
     return python
 
 
@@ -74,6 +74,7 @@ def measure(python, notebook):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # installs; minutes on a busy machine
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_notebook_00_without_torch_under_1_gb(tmp_path_factory):
     folder = tmp_path_factory.mktemp("light")
@@ -87,6 +88,7 @@ def test_notebook_00_without_torch_under_1_gb(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # installs; minutes on a busy machine
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_requirements_serve_notebook_01_under_2_gb(tmp_path_factory):
     folder = tmp_path_factory.mktemp("binder")

@@ -205,7 +205,7 @@ def test_a_preempted_request_resumes_before_new_ones():
     assert [s.request_id for s in plan.scheduled] == ["b", "c"]
 
 
-def test_several_are_preempted_for_one():
+def test_sc_10_victims_leave_the_batch_and_several_may_go_for_one():
     scheduler = make(blocks=4, size=2)
     for rid, prompt in (("a", 4), ("b", 2), ("c", 2)):
         submit(scheduler, rid, prompt, 4)
@@ -387,7 +387,7 @@ def test_several_new_tokens_at_once():
     a = submit(scheduler, "a", 2, 5)
     plan = scheduler.schedule(0)
     scheduler.commit(plan, StepResult({"a": (1, 2, 3)}))
-    assert a.num_tokens == 5
+    assert (a.num_tokens, output(a)) == (5, [1, 2, 3])
     assert step(scheduler)[0].scheduled == [work("a", 2, 3, 3, prefill=True, new=(1,))]
 
 

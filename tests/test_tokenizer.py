@@ -324,7 +324,7 @@ def test_prefix_space_flag():
         ("qwen2", None, False),
     ],
 )
-def test_begin_token_as_the_flags_say_and_never_twice(kind, flag, adds):
+def test_ql_10_begin_token_as_the_flags_say_and_never_twice(kind, flag, adds):
     metadata = sentencepiece_parts()[1] if kind == "llama" else byte_level_metadata(kind)
     metadata.pop("tokenizer.ggml.add_bos_token", None)
     if flag is not None:

@@ -115,7 +115,7 @@ def test_a_browser_that_missed_lines_gets_them(live):
     assert run.scheduler.step == 10, "no step was asked for"
 
 
-def test_looking_back_is_not_disturbed_by_a_running_engine(live):
+def test_nb_02_looking_back_is_not_disturbed_by_a_running_engine(live):
     _, view = live
     view.step(5)
     view.cursor = 2
@@ -201,7 +201,7 @@ def test_the_pause_button_reaches_an_async_run(live):
     assert view.answer["id"] == 3
 
 
-def test_async_steps_run_in_a_worker_and_messages_leave_on_the_loop(live):
+def test_nb_04_async_steps_run_in_a_worker_and_messages_leave_on_the_loop(live):
     run, view = live
     where = {"step": set(), "send": set()}
     advance = view._advance
@@ -214,7 +214,7 @@ def test_async_steps_run_in_a_worker_and_messages_leave_on_the_loop(live):
     assert run.scheduler.step == 5
 
 
-def test_a_failing_engine_is_shown_and_stops_the_run(simulated_run):
+def test_nb_06_a_failing_engine_is_shown_and_stops_the_run(simulated_run):
     run = simulated_run()
 
     def advance():

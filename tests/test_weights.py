@@ -266,7 +266,7 @@ def test_quantized_safetensors_are_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (8, 8, 8), (8, 1, 8), (4, 2, 32)])
 @pytest.mark.parametrize("tied", [False, True])
-def test_gguf_gives_the_original_weights(tmp_path, heads, kv_heads, head_dim, tied):
+def test_ql_06_gguf_gives_the_original_weights(tmp_path, heads, kv_heads, head_dim, tied):
     model = make_llama(heads, kv_heads, head_dim, tied)
     source = open_weights(write_gguf(tmp_path / "tiny.gguf", model))
     check_weights(source)
@@ -295,7 +295,7 @@ def quantizable():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_one_file_of_many_types_decodes_as_gguf_does(tmp_path, dtype):
+def test_ql_08_one_file_of_many_types_decodes_as_gguf_does(tmp_path, dtype):
     kinds = quantizable()
     assert {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"} <= {kind.name for kind in kinds}
     model = make_llama()

@@ -12,9 +12,7 @@ def setup(*packages):
     if not missing:
         print("Everything is here.")
     elif "torch" in missing:
-        print(
-            "torch is missing, and this notebook runs a model: install torch for your machine, then come back."
-        )
+        print("torch is missing: install it for your machine, then run this cell again.")
     elif "pagedinfer" in missing and checkout is None:
         print("pagedinfer is missing: clone its repository, and open this notebook inside the clone.")
     else:

@@ -52,7 +52,7 @@ def hint(exercise_id: str) -> Card:
     lines = (*(f"{number}. {text}" for number, text in enumerate(exercise.hints[:given], 1)), more)
     return Card(
         mark="?",
-        heading=f"{exercise_id} {exercise.title}: hint {given} of {len(exercise.hints)}",
+        heading=f"{exercise_id} {exercise.title} · hint {given} of {len(exercise.hints)}",
         lines=lines,
     )
 
@@ -66,7 +66,7 @@ def reveal(exercise_id: str) -> Card:
     exercise = _find(exercise_id)
     return Card(
         mark="!",
-        heading=f"{exercise_id} {exercise.title}: solution",
+        heading=f"{exercise_id} {exercise.title} · solution",
         lines=(exercise.why,),
         code=exercise.code,
     )

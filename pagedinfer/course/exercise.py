@@ -78,10 +78,10 @@ class Exercise:
             line = self.judge(*answers, **named)
         except NotStarted as error:
             help_lines = (str(error), f'Stuck? hint("{self.id}") helps a little, again a little more.')
-            return Verdict(mark="…", heading=f"{heading}: no answer yet", lines=help_lines, passed=False)
+            return Verdict(mark="…", heading=f"{heading} · no answer yet", lines=help_lines, passed=False)
         except NotYet as error:
-            return Verdict(mark="✗", heading=f"{heading}: not yet", lines=error.lines, passed=False)
-        return Verdict(mark="✓", heading=f"{heading}: passed", lines=(line, self.why), passed=True)
+            return Verdict(mark="✗", heading=f"{heading} · not yet", lines=error.lines, passed=False)
+        return Verdict(mark="✓", heading=f"{heading} · passed", lines=(line, self.why), passed=True)
 
 
 def call(function: Any, *arguments: Any) -> Any:
