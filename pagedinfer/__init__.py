@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.config import EngineConfig, SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pagedinfer.engine.engine import Engine
@@ -40,6 +40,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Session",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

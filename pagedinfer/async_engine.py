@@ -115,7 +115,7 @@ class AsyncEngine:
         return request_id
 
     def _abort(self, request_id: str) -> None:
-        if self._streams.pop(request_id, None) is not None and request_id in self.engine.scheduler.requests:
+        if self._streams.pop(request_id, None) is not None and self.engine.is_live(request_id):
             self.engine.abort(request_id)
 
     def _abort_when_submitted(self, submitted: Future[str]) -> None:

@@ -102,8 +102,9 @@ def run_demo(*, tiny: bool = False, html: Path = Path("demo.html"), live: bool |
 def _load(tiny: bool) -> LLM:
     from pagedinfer.llm import LLM
 
-    # The pool holds about three of the eight requests at full length, so that some have to give way.
-    return LLM(TINY if tiny else MODEL, block_size=BLOCK_SIZE, num_blocks=22, max_num_seqs=8,
+    # float32, so that the texts are the same on every machine; the pool holds about three of the eight requests at
+    # full length, so that some have to give way.
+    return LLM(TINY if tiny else MODEL, dtype="float32", block_size=BLOCK_SIZE, num_blocks=22, max_num_seqs=8,
                max_num_batched_tokens=64)  # fmt: skip
 
 

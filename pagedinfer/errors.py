@@ -11,6 +11,7 @@ __all__ = [
     "PagedInferError",
     "RequestError",
     "RequestTooLong",
+    "UnknownArchitecture",
     "UnknownRequest",
     "count",
 ]
@@ -54,6 +55,10 @@ class EngineClosed(PagedInferError, RuntimeError):
 
 class ModelError(PagedInferError, ValueError):
     """A model file or folder cannot be used: the message names the field or tensor."""
+
+
+class UnknownArchitecture(ModelError):
+    """The model's architecture is none of those that the decoder computes."""
 
 
 class OutOfBlocks(PagedInferError, RuntimeError):

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pagedinfer.backends.torch_ops import TorchOps
 from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.completion import complete
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
-from pagedinfer.engine.interrupt import DeferredInterrupt
-from pagedinfer.engine.output import CompletionOutput, RequestOutput
-from pagedinfer.errors import ConfigError, RequestError, UnknownRequest
+from pagedinfer.engine.output import RequestOutput
+from pagedinfer.errors import ConfigError, RequestError, UnknownArchitecture
 from pagedinfer.model.decoder import Decoder
+from pagedinfer.model.fallback import FallbackSource
+from pagedinfer.model.protocols import CausalModel
 from pagedinfer.model.tiny import ByteTokenizer, TinyWeights
 from pagedinfer.model.weights import WeightSource
 from pagedinfer.runner.pool_size import check_pool_size, choose_num_blocks
+from pagedinfer.runner.structured import StructuredOutputs
 from pagedinfer.runner.torch_runner import TorchRunner, pick_dtype
 
 __all__ = ["LLM"]
@@ -62,7 +67,7 @@ class LLM:
         num_blocks: int | None = None,
         kv_cache_bytes: int | None = None,
         gpu_memory_utilization: float | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         device: str = "cpu",
         watermark: float = 0.01,
         **unsupported: Any,
@@ -78,13 +83,15 @@ class LLM:
                 f"LLM does not know {', '.join(f'{k}={v!r}' for k, v in unsupported.items())}: not an option, or one "
                 "that is not supported yet; leave it out."
             )
-        # Sizes are checked before anything is loaded.
+        # All that needs no model is checked before one is loaded.
         EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
                      max_model_len=1 if max_model_len is None else max_model_len, max_num_seqs=max_num_seqs,
                      max_num_batched_tokens=max_num_batched_tokens, watermark=watermark)  # fmt: skip
         check_pool_size(
             num_blocks=num_blocks, kv_cache_bytes=kv_cache_bytes, memory_share=gpu_memory_utilization
         )
+        SamplingParams(seed=seed)
+        _check_device(device)
         source, self.tokenizer = _open(model)
         try:
             limit = source.config.max_position_embeddings
@@ -93,10 +100,7 @@ class LLM:
                     f"max_model_len={max_model_len}: {source.config.name} takes at most {limit} tokens."
                 )
             max_model_len = limit if max_model_len is None else max_model_len
-            decoder = Decoder(
-                source.config, TorchOps(), dtype=pick_dtype(dtype, source.config, device), device=device
-            )
-            decoder.load(source)
+            decoder = _load(source, pick_dtype(dtype, source.config, device), device)
         finally:
             source.close()
         num_blocks = choose_num_blocks(
@@ -123,12 +127,18 @@ class LLM:
             TorchRunner(decoder, num_blocks=num_blocks, block_size=block_size),
             tokenizer=self.tokenizer,
             eos_token_ids=source.config.eos_token_ids,
-            seed=seed,
+            seed=seed or 0,
             wall_clock=time.perf_counter,
+            make_mask=StructuredOutputs(
+                self.tokenizer,
+                source.config.vocab_size,
+                sorted({*self.tokenizer.eos_token_ids, *source.config.eos_token_ids}),
+            ),
             info={
                 "model": Path(model).name if Path(model).exists() else model,
                 "dtype": str(decoder.dtype).removeprefix("torch."),
                 "device": device,
+                "modules": "pagedinfer" if isinstance(decoder, Decoder) else "transformers",
             },
         )
 
@@ -200,10 +210,15 @@ class LLM:
         Closing the generator aborts the request.
 
         Raises:
-            RequestError: the prompt cannot be used.
+            RequestError: the prompt cannot be used. ConfigError: several outputs are asked for.
         """
+        if isinstance(sampling_params, SamplingParams) and sampling_params.num_children > 1:
+            raise ConfigError(
+                f"stream gives one text and n={sampling_params.n}, best_of={sampling_params.best_of} ask for several "
+                "outputs; use generate, or engine.add_request and engine.step."
+            )
         shown = 0
-        with closing(self._run([prompt], [sampling_params], single=True)) as steps:
+        with closing(complete(self.engine, [prompt], [sampling_params], single=True)) as steps:
             for _, output in steps:
                 if output.error:
                     raise RequestError(output.error)
@@ -222,55 +237,13 @@ class LLM:
     ) -> list[RequestOutput]:
         done: dict[int, RequestOutput] = {}
         show = _progress(len(prompts)) if use_tqdm else _no_progress
-        with closing(self._run(prompts, _one_each(params, len(prompts)), single=single)) as steps:
+        each = _one_each(params, len(prompts))
+        with closing(complete(self.engine, prompts, each, single=single)) as steps:
             for place, output in steps:
                 if output.finished:
                     done[place] = output
                     show(len(done))
         return [done[place] for place in range(len(prompts))]
-
-    def _run(
-        self,
-        prompts: Sequence[Prompt | RequestError],
-        params: Sequence[SamplingParams | None],
-        *,
-        single: bool,
-    ) -> Generator[tuple[int, RequestOutput], None, None]:
-        """Submit prompts and step until all have ended, yielding each output with its prompt's place.
-
-        Outputs of other requests that end meanwhile go back to the engine, for whoever steps next. Left early
-        (an error, Ctrl-C, a closed generator), the requests that still live are aborted.
-        """
-        places: dict[str, int] = {}
-        outbox: deque[RequestOutput] = deque()
-        refused: list[tuple[int, RequestOutput]] = []
-        others: list[RequestOutput] = []
-        try:
-            with DeferredInterrupt():  # no request is live that `places` does not know
-                for place, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-                    try:
-                        if isinstance(prompt, RequestError):
-                            raise prompt
-                        places[self.engine.add_request(prompt, wanted, outbox=outbox)] = place
-                    except RequestError as error:
-                        if single:
-                            raise
-                        refused.append((place, _refused(prompt, place, str(error))))
-            yield from refused
-            while places:
-                others += [output for output in self.engine.step() if output.finished]
-                while outbox:
-                    output = outbox.popleft()
-                    place = places[output.request_id]
-                    if output.finished:
-                        del places[output.request_id]
-                    yield place, output
-        finally:
-            with DeferredInterrupt():
-                for request_id in places:
-                    with suppress(UnknownRequest):  # it ended in the step that was interrupted
-                        self.engine.abort(request_id)
-                self.engine.hand_back(others)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -286,13 +259,14 @@ class LLM:
 
     def __repr__(self) -> str:
         info, config = self.engine.describe()["info"], self.engine.config
+        through = "" if info["modules"] == "pagedinfer" else f" through {info['modules']}"
         return (
-            f"LLM({info['model']}, {info['dtype']}, {config.num_blocks} blocks of {config.block_size} tokens, "
+            f"LLM({info['model']}{through}, {info['dtype']}, {config.num_blocks} blocks of {config.block_size} tokens, "
             f"max_model_len={config.max_model_len})"
         )
 
 
-def _open(model: str) -> tuple[WeightSource, Any]:
+def _open(model: str) -> tuple[WeightSource | FallbackSource, Any]:
     if model == "tiny":
         return TinyWeights(), ByteTokenizer()
     from pagedinfer.model.sources import resolve
@@ -301,7 +275,30 @@ def _open(model: str) -> tuple[WeightSource, Any]:
 
     path = resolve(model)
     tokenizer = open_tokenizer(path)
-    return open_weights(path), tokenizer
+    try:
+        return open_weights(path), tokenizer
+    except UnknownArchitecture:
+        if not path.is_dir():
+            raise
+    return FallbackSource(path), tokenizer
+
+
+def _load(source: WeightSource | FallbackSource, dtype: torch.dtype, device: str) -> CausalModel:
+    if isinstance(source, FallbackSource):
+        logging.getLogger("pagedinfer").warning(
+            "%s: the architecture %s is computed by transformers' own modules over our KV blocks; slower than %s.",
+            source.config.name, source.config.architecture, "the families that pagedinfer computes itself",
+        )  # fmt: skip
+        return source.load(dtype, device)
+    return Decoder(source.config, TorchOps(), dtype=dtype, device=device).load(source)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (AssertionError, RuntimeError, TypeError) as error:  # all three come from torch, by kind of device
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={device!r} cannot be used here ({reason}); use 'cpu'.") from error
 
 
 def _is_single(prompts: object) -> bool:
@@ -324,12 +321,6 @@ def _one_each(
             f"{len(params)} sampling_params for {count} prompts; give one for all, or one for each."
         )
     return list(params)
-
-
-def _refused(prompt: object, place: int, error: str) -> RequestOutput:
-    completion = CompletionOutput(0, "", [], finish_reason="error")
-    text = prompt if isinstance(prompt, str) else None
-    return RequestOutput(f"prompt {place}", text, [], [completion], finished=True, error=error, detail=error)
 
 
 def _no_progress(done: int) -> None:

@@ -10,7 +10,8 @@ import pytest
 # torch's threads sleep while they wait: on a busy machine spinning makes small steps ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from pagedinfer.config import EngineConfig
+from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.plan import ScheduledRequest, StepPlan
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.sim.simulated import SimulatedRunner
@@ -144,3 +145,89 @@ def artifacts(tmp_path_factory):
     folder = Path(os.environ.get("PI_ARTIFACTS") or tmp_path_factory.mktemp("artifacts"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+# -- models of transformers, and our decoders over a paged pool ----------------------------------------------------
+
+
+def _spread(config, seed=0):
+    """A random model of transformers whose logits spread, and in which norms, biases and routers all matter."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    plus_one = config.model_type.startswith("gemma")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise, inputs = torch.randn(weight.shape), weight.shape[0 if config.model_type == "gpt2" else -1]
+            if weight.dim() == 1 and ("norm" in name or ".ln_" in name) and name.endswith("weight"):
+                noise = 0.3 * noise + (0.0 if plus_one else 1.0)
+            elif name.endswith("bias") or "wpe" in name:
+                noise *= 0.5
+            elif any(part in name for part in ("embed", "lm_head", "wte")):
+                noise *= 3.5 / weight.shape[-1] ** 0.5
+            else:
+                sharp = any(part in name for part in ("q_proj", "k_proj", "qkv", "c_attn"))
+                noise *= (1.7 if sharp else 2.5) / inputs**0.5
+            weight.copy_(noise)
+    return model
+
+
+class PagedBatch:
+    """Prompts computed by our decoder over one poisoned pool with scattered blocks; all logits are kept."""
+
+    def __init__(self, decoder, prompts, *, block_size=4, seed=0):
+        from pagedinfer.runner.inputs import InputBuffers
+
+        self._decoder, self._prompts = decoder, prompts
+        self._buffers = InputBuffers(block_size)
+        self.logits = [[] for _ in prompts]
+        blocks = [-(-len(tokens) // block_size) for tokens in prompts]
+        ids = list(range(sum(blocks) + 5))
+        random.Random(seed).shuffle(ids)
+        self._tables = [[ids.pop() for _ in range(count)] for count in blocks]
+        self._kv = decoder.new_kv(sum(blocks) + 5, block_size)
+        self._kv.poison()
+
+    def step(self, *counts):
+        """Compute the next `counts[i]` tokens of prompt i (fewer where it ends), 0 to leave it out."""
+        import torch
+
+        items = []
+        for row, (count, tokens) in enumerate(zip(counts, self._prompts, strict=True)):
+            start = len(self.logits[row])
+            count = min(count, len(tokens) - start)
+            if count:
+                items.append(
+                    ScheduledRequest(
+                        request_id=str(row), start=start, num_tokens=count, samples=True, output_index=0,
+                        is_prefill=True, new_block_ids=(), block_table=self._tables[row], token_ids=tokens,
+                        params=SamplingParams(), seed=0,
+                    )
+                )  # fmt: skip
+        inputs, items = self._buffers.update(
+            StepPlan(step=1, now=0, token_budget=sum(counts), scheduled=items)
+        )
+        inputs.logits_indices = torch.arange(sum(inputs.query_lens))
+        logits = self._decoder.forward(inputs, self._kv).split(inputs.query_lens)
+        for item, part in zip(items, logits, strict=True):
+            self.logits[int(item.request_id)] += list(part)
+
+    def finish(self, chunk):
+        """Compute the rest, `chunk` tokens of each prompt a step. Returns each prompt's logits [tokens, vocabulary]."""
+        import torch
+
+        while any(len(done) < len(tokens) for done, tokens in zip(self.logits, self._prompts, strict=True)):
+            self.step(*[chunk] * len(self._prompts))
+        return [torch.stack(parts) for parts in self.logits]
+
+
+@pytest.fixture(scope="session")
+def random_model():
+    return _spread
+
+
+@pytest.fixture(scope="session")
+def paged_batch():
+    return PagedBatch

@@ -26,7 +26,9 @@ MODULES = {_name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 # What a module may import of pagedinfer, beside its own package; the longest matching name decides.
 LAYERS = {
     "errors": (),
-    "config": ("errors",),
+    "checks": ("errors",),
+    "sampling_params": ("errors", "checks"),
+    "config": ("errors", "checks", "sampling_params"),
     "trace.events": (),
     "trace.bus": ("trace.events",),
     "memory": ("errors", "trace.events", "trace.bus"),
@@ -40,7 +42,7 @@ LAYERS = {
 }
 # These wire the sides together and may import anything of ours.
 WIRING = {"", "llm", "async_engine", "session", "cli", "demo", "testing", "course"}
-CORE = ("errors", "config", "memory", "engine", "trace", "sim")
+CORE = ("errors", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
 LIVE_VIEWS = {"views.widget"}  # the one module of the views that needs more than the standard library
 
 

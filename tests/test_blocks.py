@@ -279,7 +279,7 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [(100, 40), pytest.param(3000, 100, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("examples", "steps"), [(100, 40), pytest.param(1000, 100, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_random_traffic(examples, steps):
     run_state_machine_as_test(

@@ -273,11 +273,15 @@ def test_a_few_prompts_equal_transformers(few):
     assert seen.preemptions > 0
 
 
-TOGETHER = [(block_size, budget, "big") for block_size in (1, 16, 64) for budget in (7, 64, 2048)]
-TOGETHER += [(16, 7, "small"), (1, 64, "small"), (64, 2048, "small")]
+# Each block size and each budget once in a big pool and once in a small one; the tiny model runs all combinations.
+TOGETHER = [
+    (1, 7, "big"), (16, 64, "big"), (64, 2048, "big"),
+    (16, 7, "small"), (64, 64, "small"), (1, 2048, "small"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("block_size", "budget", "room"), TOGETHER)
 def test_twenty_prompts_together_equal_transformers(all_twenty, block_size, budget, room):
     decoder, references = all_twenty
@@ -290,7 +294,7 @@ def test_twenty_prompts_together_equal_transformers(all_twenty, block_size, budg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("block_size", "budget"), [(1, 64), (16, 2048)])
-def test_twenty_prompts_alone_equal_transformers(all_twenty, block_size, budget):
+@pytest.mark.timeout(1800)
+def test_twenty_prompts_alone_equal_transformers(all_twenty):
     decoder, references = all_twenty
-    alone(decoder, references, num_blocks=-(-700 // block_size), block_size=block_size, budget=budget)
+    alone(decoder, references, num_blocks=44, block_size=16, budget=512)

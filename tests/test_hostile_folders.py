@@ -14,9 +14,12 @@ import struct
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from pagedinfer.errors import ModelError, PagedInferError
-from pagedinfer.model.weights import check_weights, open_weights
+from pagedinfer.model.config import ModelConfig
+from pagedinfer.model.families import FAMILIES
+from pagedinfer.model.weights import check_weights, expected_shapes, open_weights
 
 pytestmark = pytest.mark.timeout(120)  # the guard against hanging; all together take a few seconds
 
@@ -423,3 +426,43 @@ def test_bases_nested_or_flat_are_the_same_and_may_not_contradict(tmp_path):
         assert all(torch.equal(weights[name], same[name]) for name in weights)
     (tmp_path / "config.json").write_text(json.dumps(nested | {"hidden_size": 64}))
     assert "hidden_size 64 and, in text_config, 32" in outcome(tmp_path, "contradiction")
+
+
+# -- every family
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_every_field_of_every_family_with_anything_in_it(architecture):
+    """Each value gives a config whose tensors can be listed, or an error: no field is trusted."""
+    given = transformers.AutoConfig.for_model(architecture).to_dict()
+    wrong = [
+        "x",
+        [],
+        [5],
+        [[1]],
+        {},
+        {"a": {}},
+        -1,
+        0,
+        1,
+        2.5,
+        math.nan,
+        math.inf,
+        2**31 - 1,
+        2**70,
+        True,
+        False,
+    ]
+    refusals = 0
+    for key in given:
+        for value in wrong:
+            try:
+                expected_shapes(ModelConfig.from_hf(given | {key: value}))
+            except ModelError as error:
+                refusals += 1
+                said = str(error)
+                if not is_sentence(said):
+                    raise AssertionError((key, value, said)) from error
+            except BaseException as error:
+                raise AssertionError(f"{key} = {value!r}: {type(error).__name__}: {error}") from error
+    assert refusals > 100

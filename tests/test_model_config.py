@@ -104,12 +104,13 @@ def test_gguf_end_ids_are_the_union_too():
     ("field", "value"),
     [
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_scaling", {"type": "linear"}),
+        ("rope_scaling", {"type": "linear", "factor": 0}),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 5000.0}),
         ("rope_parameters", {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}),
         ("rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1.0}}),
-        ("attention_bias", True),
-        ("mlp_bias", True),
+        ("attention_bias", 1.5),
         ("sliding_window", 4096),
         ("hidden_act", "gelu"),
         ("layer_types", ["full_attention", "sliding_attention"]),
@@ -148,7 +149,7 @@ def test_neutral_values_are_accepted():
     ModelConfig.from_gguf(GGUF | {"llama.rope.scaling.type": "none", "llama.attention.head_count_kv": [2, 2]})
 
 
-def test_explicit_head_size_wins():
+def test_ql_12_explicit_head_size_wins():
     assert ModelConfig.from_hf(HF | {"head_dim": 32}).head_dim == 32
     assert ModelConfig.from_gguf(GGUF | {"llama.attention.key_length": 32}).head_dim == 32
     with pytest.raises(ModelError, match="do not divide"):

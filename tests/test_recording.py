@@ -49,8 +49,7 @@ def recorded():
         for number in range(5):
             engine.add_request([1] * (2 + number), SamplingParams(max_tokens=6))
         snapshots = [engine.snapshot()]
-        for _ in steps(engine):
-            snapshots.append(engine.snapshot())
+        snapshots.extend(engine.snapshot() for _ in steps(engine))
     return recording, snapshots
 
 
@@ -375,3 +374,21 @@ def test_it_shows_itself(recorded):
     assert repr(recording) == f"Recording({steps} steps, 5 requests, {len(recording)} events)"
     assert "num_blocks=6" in recording._repr_html_()
     assert "<table>" in recording._repr_html_()
+
+
+def test_a_recording_cannot_begin_inside_a_subscriber():
+    from pagedinfer.engine.engine import Engine
+    from pagedinfer.sim.simulated import SimulatedRunner
+
+    engine, refused = Engine(EngineConfig(num_blocks=4, block_size=4), SimulatedRunner()), []
+
+    def listen(event):
+        with pytest.raises(RecordingError, match="between two steps"):
+            Recorder(engine).start()
+        refused.append(event.kind)
+
+    engine.bus.subscribe(listen)
+    engine.add_request([1, 2, 3])
+    engine.step()
+    assert "step" in refused
+    assert Recorder(engine).start().events

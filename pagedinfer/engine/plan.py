@@ -8,10 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from pagedinfer.config import SamplingParams
+from pagedinfer.config import SamplingParams, TokenMask
 
-__all__ = ["ScheduledRequest", "StepPlan", "StepResult"]
+__all__ = ["ScheduledRequest", "StepPlan", "StepResult", "TokenLogprobs", "TokenRules"]
+
+TokenLogprobs: TypeAlias = Mapping[int, tuple[float, int]]
+"""Token id -> (log-probability, rank from 1), most likely first, the token that came among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What was made of a request's parameters, once, when it came in.
+
+    Attributes:
+        masks: hooks that say which tokens may follow; all of them must agree.
+        bad_words: rows of token ids; the last of a row may not follow when the output ends with the others.
+    """
+
+    masks: tuple[TokenMask, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -32,6 +49,8 @@ class ScheduledRequest:
         params: how to sample.
         seed: the request's sampling seed.
         forbidden_token_ids: ids that must not be sampled now (end ids before `min_tokens`).
+        num_prompt_tokens: how many of `token_ids` are the prompt; the others are output, also after a preemption.
+        rules: what else the sampler needs to know, opaque to the core.
     """
 
     request_id: str
@@ -46,6 +65,8 @@ class ScheduledRequest:
     params: SamplingParams = field(repr=False, compare=False)
     seed: int = field(repr=False, compare=False)
     forbidden_token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    num_prompt_tokens: int = field(default=0, repr=False, compare=False)
+    rules: TokenRules | None = field(default=None, repr=False, compare=False)
 
     @property
     def end(self) -> int:
@@ -127,11 +148,14 @@ class StepResult:
     Attributes:
         tokens: new token ids per request that samples: none, one, or several (speculation).
         errors: requests whose row failed (for example NaN logits), with a sentence; they end, the others go on.
-        logprobs: per request and new token, token id -> log-probability; only where asked for.
+        logprobs: per request and new token, token id -> (log-probability, rank); only where asked for.
+        prompt_logprobs: per request the position of the first prompt token scored, and the same for it and the
+            prompt tokens that follow; only where asked for. A chunk that is computed again is scored again.
         seconds: wall time of the forward pass, 0.0 where it has no meaning.
     """
 
     tokens: Mapping[str, Sequence[int]]
     errors: Mapping[str, str] = field(default_factory=dict)
-    logprobs: Mapping[str, Sequence[Mapping[int, float]]] = field(default_factory=dict)
+    logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
     seconds: float = 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pagedinfer.config import SamplingParams
+from pagedinfer.engine.plan import TokenRules
 
 __all__ = ["Request", "Status"]
 
@@ -40,6 +41,7 @@ class Request:
         priority: reserved for priority scheduling; 0 under first come, first served.
         seed: seed of the request's draws.
         end_token_ids: ids that end the output; not to be sampled before `params.min_tokens`.
+        rules: what else the sampler needs to know; the scheduler does not look.
         arrival: number of the submission, set by the scheduler.
         num_tokens: prompt and output tokens so far.
         num_computed_tokens: tokens whose keys and values are written (or planned in an open step).
@@ -54,6 +56,7 @@ class Request:
     priority: int = 0
     seed: int = 0
     end_token_ids: tuple[int, ...] = ()
+    rules: TokenRules | None = None
     arrival: int = -1
     status: Status = Status.WAITING
     num_tokens: int = field(init=False)

@@ -245,6 +245,7 @@ class Scheduler:
                 rid, start, num_tokens, samples, index, is_prefill, new_block_ids,
                 self.blocks.table(rid), request.token_ids, params, request.seed,
                 request.end_token_ids if index < params.min_tokens else (),
+                request.num_prompt_tokens, request.rules,
             )
         )  # fmt: skip
 

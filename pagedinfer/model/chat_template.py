@@ -3,7 +3,7 @@
 The settings and functions are those that transformers documents for templates. A template is a program of a
 stranger. The sandbox keeps it from Python and its files; the bounds keep it from running for ever: loops and
 macros have a number of turns, and operators, calls and filters a size of what they make. What is left to it is
-to waste some seconds in one call of a string method.
+to waste time and memory in one operation: `replace` on two long texts, printing lists nested in lists many times.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 import threading
 import types
 from collections.abc import Callable, Mapping
@@ -28,8 +29,9 @@ from pagedinfer.model.checked import printable
 
 __all__ = ["render_chat"]
 
-_MAX_TURNS = 1_000_000  # of all loops and macros of one rendering: about a second
+_MAX_TURNS = 200_000  # of all loops and macros of one rendering: under a second
 _MAX_SIZE = 1 << 22  # characters of a text, entries of a list, bits of a number
+_WIDE = re.compile(r"%[^a-zA-Z%]*(\d{7}|\*)|\{[^{}]*\d{7}")  # a width of millions, in either style of formats
 
 
 def render_chat(source: str, variables: Mapping[str, Any]) -> str:
@@ -104,7 +106,7 @@ class _Generation(Extension):
 class _Bounded(ImmutableSandboxedEnvironment):
     """The sandbox, with an account of the turns that are left and a limit on sizes."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -119,7 +121,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
             strftime_now=_strftime_now,
         )
         self.filters = {name: self._sized_filter(made) for name, made in self.filters.items()}
-        self.filters["tojson"] = _tojson
+        self.filters.update(tojson=_tojson, format=self._format)
 
     def turn(self) -> str:
         """Count one turn of a loop or one call of a macro."""
@@ -136,15 +138,23 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, /, *args: Any, **fields: Any) -> Any:
         """Call a function for a template; a method of Python's own gets no huge number (`ljust`, ...)."""
-        if isinstance(function, types.BuiltinMethodType):
+        method = getattr(function, "__wrapped__", function)  # the sandbox has wrapped `format`
+        if isinstance(method, types.BuiltinMethodType):
             self._check_numbers(args, fields)
+            if method.__name__ in ("format", "format_map"):
+                _check_widths(method.__self__)
         return self.sized(super().call(context, function, *args, **fields))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute `left operator right`, unless the result would be huge."""
-        if _result_size(operator, left, right) > _MAX_SIZE:
+        if operator == "%":
+            _check_widths(left)
+        elif _result_size(operator, left, right) > _MAX_SIZE:
             raise jinja2.TemplateError(f'"{operator}" makes something larger than {_MAX_SIZE}')
         return super().call_binop(context, operator, left, right)
+
+    def _format(self, form: Any, *args: Any, **fields: Any) -> Any:
+        return self.call_binop(None, "%", str(form), fields or args)
 
     def _sized_filter(self, made: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(made)
@@ -158,6 +168,11 @@ class _Bounded(ImmutableSandboxedEnvironment):
         for value in (*args, *fields.values()):
             if isinstance(value, int) and abs(value) > _MAX_SIZE:
                 raise jinja2.TemplateError(f"it passes a number above {_MAX_SIZE} to a function")
+
+
+def _check_widths(form: object) -> None:
+    if isinstance(form, str) and _WIDE.search(form):
+        raise jinja2.TemplateError("it formats with a width of millions")
 
 
 def _size(value: Any) -> int:

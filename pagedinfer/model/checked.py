@@ -18,6 +18,7 @@ __all__ = [
     "MAX_INT",
     "Fields",
     "check_regular",
+    "config_error",
     "finite",
     "flag",
     "parse_json",
@@ -80,6 +81,11 @@ def finite(value: object, what: str) -> float:
     if not math.isfinite(number):
         raise ModelError(f"{what} is {shown(value)}; it must be a finite number")
     return number
+
+
+def config_error(name: str, text: str) -> ModelError:
+    """Make the error of a config field: the model's name, and what is wrong."""
+    return ModelError(f'the model "{name}" {text}')
 
 
 def text_of(value: object, what: str) -> str:

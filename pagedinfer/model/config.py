@@ -7,9 +7,10 @@ with half of its config produces fluent nonsense.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from pagedinfer.model.blueprint import Blueprint
 from pagedinfer.model.checked import shown
 from pagedinfer.model.config_fields import config_error, eos_ids, gguf_fields, hf_fields, refuse_architecture
 
@@ -41,7 +42,7 @@ class ModelConfig:
     """
 
     architecture: str
-    """"llama"."""
+    """The family: "llama", "qwen3", ... (`model/families.py`)."""
     name: str
     vocab_size: int
     hidden_size: int
@@ -59,20 +60,26 @@ class ModelConfig:
     """Every id that ends a text, from all the files that name one; sorted."""
     dtype: str
     """Storage type: "bfloat16", "float16" or "float32"; a block-quantized file says "bfloat16"."""
+    blueprint: Blueprint = field(default_factory=Blueprint)
+    """How the family's block is built; the default is Llama's."""
 
     def __post_init__(self) -> None:
         refuse_architecture(self.name, self.architecture)
-        for field in _POSITIVE:
-            if not getattr(self, field) > 0:
-                raise config_error(self.name, f"has {field} {getattr(self, field)}; it must be positive")
+        for size in _POSITIVE:
+            if not getattr(self, size) > 0:
+                raise config_error(self.name, f"has {size} {getattr(self, size)}; it must be positive")
         if self.num_heads % self.num_kv_heads:
             raise config_error(
                 self.name,
                 f"has {self.num_heads} query heads and {self.num_kv_heads} KV heads; "
                 "each KV head must serve the same number of query heads",
             )
-        if self.head_dim % 2:
-            raise config_error(self.name, f"has head_dim {self.head_dim}; rotary positions need an even one")
+        rotary = self.blueprint.rotary
+        if rotary and int(self.head_dim * rotary.share) % 2:
+            raise config_error(
+                self.name,
+                f"has head_dim {self.head_dim}, of which {rotary.share:g} turns; rotary positions need an even part",
+            )
         if self.dtype not in _DTYPES:
             raise config_error(
                 self.name, f"is stored as {shown(self.dtype)}; supported: {', '.join(_DTYPES)}"

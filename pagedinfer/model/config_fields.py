@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagedinfer.errors import ModelError
-from pagedinfer.model.checked import Fields, finite, printable, shown, texts, whole
+from pagedinfer.errors import UnknownArchitecture
+from pagedinfer.model.checked import Fields, config_error, printable, shown, texts, whole
+from pagedinfer.model.families import FAMILIES, Family
+from pagedinfer.model.family_fields import FamilyFields
 
 __all__ = ["config_error", "eos_ids", "first_id", "gguf_fields", "hf_fields", "refuse_architecture"]
 
-_SUPPORTED = ("llama",)
+_GGUF_FAMILIES = ("llama",)
 _MAX_LAYERS = 10_000
 
 _HF_SIZES = (
@@ -50,6 +52,10 @@ _HF_NEUTRAL: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (),
     "attn_logit_softcapping": (),
     "use_qk_norm": (False,),
+    "clip_qkv": (),
+    "use_bidirectional_attention": (False,),
+    "add_cross_attention": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
 }
 
 # GGUF metadata of the same kind, below the architecture's prefix. Keys that are in neither list are refused.
@@ -101,9 +107,13 @@ def hf_fields(
     config = _flat(name, config)
     architecture = str(config.get("model_type", "missing"))
     refuse_architecture(name, architecture)
-    _refuse(name, config, _HF_NEUTRAL)
-    _refuse_layer_types(name, config.get("layer_types"))
-    fields = Fields(name, config, "config.json")
+    family = FAMILIES[architecture]
+    config = _completed(config, family)
+    neutral = {key: allowed for key, allowed in _HF_NEUTRAL.items() if key not in family.reads}
+    _refuse(name, config, neutral | dict(family.only))
+    if "layer_types" not in family.reads:
+        _refuse_layer_types(name, config.get("layer_types"))
+    fields = FamilyFields(name, config, theta=family.theta, partial=family.partial)
     heads = fields.whole("num_attention_heads")
     hidden = fields.whole("hidden_size")
     generation = generation_config or {}
@@ -112,12 +122,12 @@ def hf_fields(
         "name": name,
         "vocab_size": fields.whole("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": fields.whole("intermediate_size"),
-        "num_layers": fields.whole("num_hidden_layers", high=_MAX_LAYERS),
+        "intermediate_size": fields.whole("intermediate_size", family.inner and family.inner * hidden),
+        "num_layers": fields.layers,
         "num_heads": heads,
         "num_kv_heads": fields.whole("num_key_value_heads", heads),
         "head_dim": _head_dim(fields, "head_dim", name, hidden, heads),
-        "rope_theta": _hf_rope_theta(name, config),
+        "rope_theta": fields.theta(),
         "max_position_embeddings": fields.whole("max_position_embeddings", 2048),
         "rms_norm_eps": fields.real("rms_norm_eps", 1e-6),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", False),
@@ -126,6 +136,7 @@ def hf_fields(
             config.get("eos_token_id"), generation.get("eos_token_id"), tuple(eos_token_ids)
         ),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
+        "blueprint": family.blueprint(fields),
     }
 
 
@@ -133,7 +144,7 @@ def gguf_fields(metadata: Mapping[str, Any], *, tie_word_embeddings: bool, dtype
     """Read GGUF metadata; see `ModelConfig.from_gguf`."""
     name = printable(str(metadata.get("general.name") or metadata.get("general.basename") or "model"))
     architecture = str(metadata.get("general.architecture", "missing"))
-    refuse_architecture(name, architecture)
+    refuse_architecture(name, architecture, _GGUF_FAMILIES)
     prefix = architecture + "."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     unknown = sorted(own.keys() - _GGUF_READ - _GGUF_NEUTRAL.keys())
@@ -186,21 +197,38 @@ def eos_ids(*sources: object) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def config_error(name: str, text: str) -> ModelError:
-    """Make the error of a config field: the model's name, and what is wrong."""
-    return ModelError(f'the model "{name}" {text}')
-
-
-def refuse_architecture(name: str, architecture: str) -> None:
+def refuse_architecture(name: str, architecture: str, supported: Iterable[str] = FAMILIES) -> None:
     """Raise for a family whose decoder we do not have.
 
     Raises:
-        ModelError: naming the families that are supported.
+        UnknownArchitecture: naming the families that are supported.
 
     """
-    if architecture not in _SUPPORTED:
+    if architecture not in supported:
+        raise UnknownArchitecture(
+            f'the model "{name}" has architecture {shown(architecture)}; supported: {", ".join(supported)}'
+        )
+
+
+def _completed(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """Add what a family's config leaves out: common names for its own, then its defaults."""
+    own = {
+        common: values[key]
+        for values in (family.defaults, config)
+        for common, key in family.renamed.items()
+        if values.get(key) is not None
+    }
+    given = {key: value for key, value in config.items() if value is not None or key not in own}
+    return {**family.defaults, **own, **given}
+
+
+def _refuse_layer_types(name: str, layer_types: object) -> None:
+    if not isinstance(layer_types, (list, type(None))):
+        raise config_error(name, f"has layer_types {shown(layer_types)}; it must be a list")
+    others = [kind for kind in layer_types or () if kind != "full_attention"]
+    if others:
         raise config_error(
-            name, f"has architecture {shown(architecture)}; supported: {', '.join(_SUPPORTED)}"
+            name, f'has layer_types with {shown(others[0])}; only "full_attention" is supported'
         )
 
 
@@ -246,49 +274,11 @@ def _flat(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     if not isinstance(nested, Mapping):
         raise config_error(name, f"has text_config {shown(nested)}; it must be an object")
-    inner = {key: value for key, value in nested.items() if value is not None}
+    inner = {key: value for key, value in nested.items() if value is not None or key not in config}
     for key in _HF_SIZES:
-        if config.get(key) is not None and key in inner and config[key] != inner[key]:
+        if config.get(key) is not None and inner.get(key) is not None and config[key] != inner[key]:
             raise config_error(
                 name,
                 f"has {key} {shown(config[key])} and, in text_config, {shown(inner[key])}; which counts?",
             )
     return {**config, **inner}
-
-
-def _refuse_layer_types(name: str, layer_types: object) -> None:
-    if not isinstance(layer_types, (list, type(None))):
-        raise config_error(name, f"has layer_types {shown(layer_types)}; it must be a list")
-    others = [kind for kind in layer_types or () if kind != "full_attention"]
-    if others:
-        raise config_error(name, f'has layer_types {shown(others)}; only "full_attention" is supported')
-
-
-def _hf_rope_theta(name: str, config: Mapping[str, Any]) -> float:
-    """Find the rotary base: top level (transformers 4), or inside `rope_parameters` (transformers 5)."""
-    what = f'rope_theta of the model "{name}"'
-    found = {finite(config["rope_theta"], what)} if config.get("rope_theta") is not None else set()
-    for key in ("rope_parameters", "rope_scaling"):
-        inner = config.get(key)
-        inner = {} if inner is None else inner
-        if not isinstance(inner, Mapping):
-            raise config_error(name, f"has {key} {shown(inner)}; it must be an object")
-        kind = inner.get("rope_type", inner.get("type", "default"))
-        extra = {
-            field: value for field, value in inner.items() if field not in ("rope_type", "type", "rope_theta")
-        }
-        if kind != "default" or extra not in (
-            {},
-            {"partial_rotary_factor": 1},
-            {"partial_rotary_factor": None},
-        ):
-            raise config_error(
-                name,
-                f"has {key} {shown(inner)}; scaled or partial rotary positions are not supported, "
-                'only rope_type "default" with rope_theta',
-            )
-        if inner.get("rope_theta") is not None:
-            found.add(finite(inner["rope_theta"], what))
-    if len(found) > 1:
-        raise config_error(name, f"names two rotary bases, {sorted(found)}; there must be one")
-    return found.pop() if found else 10000.0

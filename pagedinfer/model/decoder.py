@@ -1,65 +1,40 @@
-"""The decoder of the Llama family, written once over a backend's ops.
+"""The decoder of all families, written once over a backend's ops and driven by a model's blueprint.
 
 One layer, with x the output of the part before it and r the residual stream:
 
     r += x;  x = o_proj(attention(rope(qkv_proj(norm(r)))))
-    r += x;  x = down_proj(silu(gate) * up) with gate, up = gate_up_proj(norm(r))
+    r += x;  x = mlp(norm(r))
 
-Queries, keys and values are one matrix, gate and up another: two calls instead of five.
+Queries, keys and values are one matrix, gate and up another: two calls instead of five. A family may also norm x
+before it is added, or only there; its MLP may be a mixture of experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Self
 
 import torch
 
+from pagedinfer.backends.attention import AttentionRule
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
-from pagedinfer.backends.torch_ops import DenseLinear, Linear, TorchOps, rope_frequencies
+from pagedinfer.backends.torch_ops import DenseLinear, Linear, TorchOps
+from pagedinfer.model.blueprint import Rotary
 from pagedinfer.model.config import ModelConfig
-from pagedinfer.model.weights import EMBEDDING, OUTPUT, WeightSource, check_weights
+from pagedinfer.model.layers import Layer, LayerReader, MakeLinear, Norm, dense_linear
+from pagedinfer.model.layout import EMBEDDING, OUTPUT, POSITIONS
+from pagedinfer.model.rotary import scaled_frequencies
+from pagedinfer.model.weights import WeightSource, check_weights
 
-__all__ = ["Decoder", "Layer", "MakeLinear", "dense_linear"]
-
-MakeLinear = Callable[[WeightSource, Sequence[str], torch.dtype, torch.device], Linear]
-"""Makes one Linear of the named weights, stacked by output; decides how they are held."""
-
-
-@dataclass(slots=True)
-class Layer:
-    """The weights of one layer."""
-
-    attention_norm: torch.Tensor
-    qkv: Linear
-    output: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
-
-
-def dense_linear(
-    source: WeightSource, names: Sequence[str], dtype: torch.dtype, device: torch.device
-) -> DenseLinear:
-    """Read the named weights one at a time into one dense matrix; at most one of them is held beside it."""
-    if len(names) == 1:
-        return DenseLinear(source.read(names[0], dtype).to(device))
-    rows = [source.info(name).shape[0] for name in names]
-    weight = torch.empty(sum(rows), source.info(names[0]).shape[1], dtype=dtype, device=device)
-    first = 0
-    for name, count in zip(names, rows, strict=True):
-        weight[first : first + count] = source.read(name, dtype)
-        first += count
-    return DenseLinear(weight)
+__all__ = ["Decoder"]
 
 
 class Decoder:
     """A decoder-only transformer with its weights.
 
     Attributes:
-        config: the model's shape.
+        config: the model's shape and blueprint.
         ops: the backend.
         dtype, device: of weights and activations.
         nbytes: bytes of all weights, a tied output counted once.
@@ -79,6 +54,10 @@ class Decoder:
         self.device = torch.device(device)
         self.layers: list[Layer] = []
         self.nbytes = 0
+        # As Gemma does it: the factor is rounded to the model's dtype.
+        self._embedding_scale = torch.tensor(config.blueprint.embedding_scale, dtype=dtype).item()
+        heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self._qkv_sizes = [heads, kv_heads, kv_heads]
 
     @torch.inference_mode()
     def load(self, source: WeightSource, make_linear: MakeLinear = dense_linear) -> Self:
@@ -89,41 +68,39 @@ class Decoder:
         """
         check_weights(source)
         config = self.config
-
-        def tensor(name: str) -> torch.Tensor:
-            return source.read(name, self.dtype).to(self.device)
-
-        def linear(*names: str) -> Linear:
-            return make_linear(source, names, self.dtype, self.device)
-
-        self.embedding = tensor(EMBEDDING)
-        self.layers = []
-        for index in range(config.num_layers):
-            prefix = f"model.layers.{index}."
-            attention, mlp = prefix + "self_attn.", prefix + "mlp."
-            self.layers.append(
-                Layer(
-                    attention_norm=tensor(prefix + "input_layernorm.weight"),
-                    qkv=linear(*(f"{attention}{part}_proj.weight" for part in "qkv")),
-                    output=linear(attention + "o_proj.weight"),
-                    mlp_norm=tensor(prefix + "post_attention_layernorm.weight"),
-                    gate_up=linear(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-                    down=linear(mlp + "down_proj.weight"),
-                )
-            )
-        self.final_norm = tensor("model.norm.weight")
-        self.head = linear(OUTPUT) if not config.tie_word_embeddings else DenseLinear(self.embedding)
-        self.frequencies = rope_frequencies(config.head_dim, config.rope_theta, self.device)
-        self.nbytes = self._count_bytes()
+        reader = LayerReader(source, config, self.ops, make_linear, self.dtype, self.device)
+        self.embedding = reader.tensor(EMBEDDING)
+        self.positions = reader.tensor(POSITIONS) if config.blueprint.rotary is None else None
+        kinds = self._kinds()
+        self.rules = [self._rule(window) for window in kinds]
+        self.layers = [
+            reader.layer(index, kinds.index(config.blueprint.window(index)))
+            for index in range(config.num_layers)
+        ]
+        self.final_norm = reader.norm("model.norm")
+        self.head: Linear = (
+            DenseLinear(self.embedding)
+            if config.tie_word_embeddings
+            else reader.linear(OUTPUT.removesuffix(".weight"))
+        )
+        self.nbytes = reader.nbytes
         return self
 
-    def _count_bytes(self) -> int:
-        held = [self.embedding.nbytes, self.final_norm.nbytes]
-        held += [] if self.config.tie_word_embeddings else [self.head.nbytes]
-        for layer in self.layers:
-            held += [layer.attention_norm.nbytes, layer.qkv.nbytes, layer.output.nbytes]
-            held += [layer.mlp_norm.nbytes, layer.gate_up.nbytes, layer.down.nbytes]
-        return sum(held)
+    def _kinds(self) -> list[int | None]:
+        """The windows that occur, each once: layers of one kind share a step's context."""
+        windows = [self.config.blueprint.window(layer) for layer in range(self.config.num_layers)]
+        return list(dict.fromkeys(windows))
+
+    def _rule(self, window: int | None) -> AttentionRule:
+        plan, theta = self.config.blueprint, self.config.rope_theta
+        rotary = plan.rotary
+        if rotary is not None and window is not None and plan.local_theta is not None:
+            rotary, theta = Rotary(), plan.local_theta
+        rule = AttentionRule(window=window, scale=plan.attention_scale, softcap=plan.attention_softcap)
+        if rotary is None:
+            return rule
+        frequencies = scaled_frequencies(rotary, self.config.head_dim, theta, self.device)
+        return replace(rule, frequencies=frequencies, magnitude=rotary.magnitude)
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         """A KV pool for this model, in its backend's layout and the model's dtype."""
@@ -140,15 +117,57 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, kv: KVStorage) -> torch.Tensor:
         """Compute the step's T tokens, writing their keys and values, and return logits [S, vocab_size]."""
-        ops, eps = self.ops, self.config.rms_norm_eps
-        context = ops.prepare(inputs, kv, self.config.num_heads, self.frequencies)
-        x = ops.embed(inputs.token_ids, self.embedding)
+        return self.logits(self.hidden(inputs, kv), inputs.logits_indices)
+
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [S, vocab_size] of some rows of `hidden`'s output."""
+        return self._softcapped(self.ops.head(x, rows, self.head))
+
+    @torch.inference_mode()
+    def hidden(self, inputs: ModelInputs, kv: KVStorage) -> torch.Tensor:
+        """Compute the step's T tokens up to the head [T, hidden_size], writing their keys and values."""
+        ops, eps, clip = self.ops, self.config.rms_norm_eps, self.config.blueprint.qkv_clip
+        contexts = [ops.prepare(inputs, kv, self.config.num_heads, rule) for rule in self.rules]
+        x = self._embed(inputs)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x, residual = ops.rms_norm_add(x, residual, layer.attention_norm, eps)
-            q = ops.rope_and_cache(ops.linear(x, layer.qkv), index, kv, context)
+            context = contexts[layer.rule]
+            x, residual = self._add(x, residual, layer.attention_norm)
+            qkv = ops.linear(x, layer.qkv)
+            if layer.qk_norm is not None:
+                qkv = ops.qk_norm(qkv, *layer.qk_norm, self._qkv_sizes, eps)
+            if clip is not None:
+                qkv = qkv.clamp_(-clip, clip)
+            q = ops.rope_and_cache(qkv, index, kv, context)
             x = ops.linear(ops.attention(q, index, kv, context), layer.output)
-            x, residual = ops.rms_norm_add(x, residual, layer.mlp_norm, eps)
-            x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
-        x, _ = ops.rms_norm_add(x, residual, self.final_norm, eps)
-        return ops.head(x, inputs.logits_indices, self.head)
+            x = self._after(x, layer.after_attention)
+            x, residual = self._add(x, residual, layer.mlp_norm)
+            x = self._after(layer.mlp(x), layer.after_mlp)
+        x, _ = self._add(x, residual, self.final_norm)
+        return x
+
+    def _embed(self, inputs: ModelInputs) -> torch.Tensor:
+        x = self.ops.embed(inputs.token_ids, self.embedding)
+        if self.positions is not None:
+            x += self.ops.embed(inputs.positions, self.positions)
+        return x if self._embedding_scale == 1 else x.mul_(self._embedding_scale)
+
+    def _add(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add to the residual stream; the next part's input, normed where the family does so, and the stream."""
+        if norm is None:
+            residual = x if residual is None else residual.add_(x)
+            return residual, residual
+        eps = self.config.rms_norm_eps
+        if norm.bias is not None:
+            return self.ops.layer_norm_add(x, residual, norm.weight, norm.bias, eps)
+        return self.ops.rms_norm_add(x, residual, norm.weight, eps)
+
+    def _after(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        return x if norm is None else self.ops.rms_norm(x, norm.weight, self.config.rms_norm_eps)
+
+    def _softcapped(self, logits: torch.Tensor) -> torch.Tensor:
+        cap = self.config.blueprint.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.errors import ModelError
-from pagedinfer.model.checked import read_json, shown
+from pagedinfer.model.checked import printable, read_json, shown
 from pagedinfer.model.config import ModelConfig
+from pagedinfer.model.layout import Place, find_places
 from pagedinfer.model.safetensors import StoredTensor, read_tensor, tensors_of
 from pagedinfer.model.weights import EMBEDDING, CheckpointFile, WeightInfo, list_names
 
@@ -35,22 +36,57 @@ class FolderWeights(CheckpointFile):
         generation_file = path / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else None
         self._stored = _all_tensors(path)
-        infos = [WeightInfo(item.name, item.shape, item.storage) for item in self._stored.values()]
         parsed = ModelConfig.from_hf(config, generation, name=_folder_name(path, config))
+        self._places = _one_place_each(
+            path, find_places(parsed, {k: v.shape for k, v in self._stored.items()})
+        )
+        self._last: tuple[str, torch.dtype, torch.Tensor] | None = None
+        infos = [
+            WeightInfo(name, place.shape, self._stored[place.stored].storage)
+            for name, place in self._places.items()
+        ]
         super().__init__(path, parsed, infos)
         if not (config.get("dtype") or config.get("torch_dtype")) and EMBEDDING in self._infos:
             stored = {"BF16": "bfloat16", "F16": "float16"}.get(self.info(EMBEDDING).storage, "float32")
             self.config = replace(parsed, dtype=stored)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """One tensor, converted to `dtype`. Only its own bytes are read.
+        """One tensor, converted to `dtype`. Only its own bytes are read; of a fused one it is cut out, and the
+        whole is kept for its other parts until something else is read.
 
         Raises:
             ModelError: no such tensor, or it is not stored as plain floating point.
 
         """
+        import torch
+
         self.info(name)
-        return read_tensor(self._stored[name], dtype)
+        place = self._places[name]
+        stored = self._stored[place.stored]
+        if place.expert is None and place.first_row is None:
+            self._last = None
+            whole = read_tensor(stored, dtype)
+            return whole.T.contiguous() if place.transposed else whole
+        if self._last is None or self._last[:2] != (place.stored, dtype):
+            self._last = None
+            self._last = (place.stored, dtype, read_tensor(stored, dtype))
+        part = self._last[2]
+        part = part if place.expert is None else part[place.expert]
+        part = part.T if place.transposed else part
+        first = place.first_row or 0
+        return part[first : first + place.shape[0]].clone(memory_format=torch.contiguous_format)
+
+    def close(self) -> None:
+        """Let go of the tensor that is kept for its other parts. Harmless when called twice."""
+        self._last = None
+
+
+def _one_place_each(path: Path, places: dict[str, list[Place]]) -> dict[str, Place]:
+    for name, found in places.items():
+        if len(found) > 1:
+            twice = list_names(place.stored for place in found)
+            raise ModelError(f'"{path}" holds {printable(name)} twice, in {twice}')
+    return {name: found[0] for name, found in places.items()}
 
 
 def _all_tensors(path: Path) -> dict[str, StoredTensor]:

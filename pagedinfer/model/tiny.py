@@ -17,7 +17,8 @@ import torch
 
 from pagedinfer.errors import ModelError
 from pagedinfer.model.config import ModelConfig
-from pagedinfer.model.weights import EMBEDDING, OUTPUT, WeightInfo, expected_shapes
+from pagedinfer.model.layout import EMBEDDING, OUTPUT, expected_shapes
+from pagedinfer.model.weights import WeightInfo
 
 __all__ = ["ByteTokenizer", "TinyWeights", "tiny_config"]
 
@@ -140,6 +141,10 @@ class ByteTokenizer:
             for token in token_ids
         )
         return b"".join(pieces).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token; special ones are named in angle brackets."""
+        return bytes([token_id]) if token_id < BOS else _SPECIAL[token_id]
 
     def apply_chat_template(
         self,

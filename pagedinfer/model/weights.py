@@ -1,7 +1,7 @@
 """Weights that arrive lazily: a source yields name -> (shape, storage type, read), one tensor at a time.
 
-All sources speak Hugging Face's names for a Llama (`model.layers.0.self_attn.q_proj.weight`), with the rows
-of the query and key projections in the order of those files.
+All sources speak the names of `model/layout.py`, Hugging Face's for a Llama, with the rows of the query and key
+projections in the order of those files.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from pagedinfer.errors import ModelError
 from pagedinfer.model.checked import printable
 from pagedinfer.model.config import ModelConfig
+from pagedinfer.model.layout import EMBEDDING, OUTPUT, expected_shapes
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "EMBEDDING",
+    "OUTPUT",
     "CheckpointFile",
     "WeightInfo",
     "WeightSource",
@@ -30,8 +33,6 @@ __all__ = [
     "open_weights",
 ]
 
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT = "lm_head.weight"
 _SHOWN = 10  # names in one error message
 
 
@@ -161,30 +162,6 @@ def needs_engine(*packages: str) -> None:
             )
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a model of this config has; linear weights are [out, in]."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        for name, shape in (
-            ("input_layernorm", (hidden,)),
-            ("self_attn.q_proj", (query, hidden)),
-            ("self_attn.k_proj", (kv, hidden)),
-            ("self_attn.v_proj", (kv, hidden)),
-            ("self_attn.o_proj", (hidden, query)),
-            ("post_attention_layernorm", (hidden,)),
-            ("mlp.gate_proj", (inner, hidden)),
-            ("mlp.up_proj", (inner, hidden)),
-            ("mlp.down_proj", (hidden, inner)),
-        ):
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes[OUTPUT] = (config.vocab_size, hidden)
-    return shapes
-
-
 def check_weights(source: WeightSource) -> None:
     """Compare a source with its config, without reading tensors.
 
@@ -210,7 +187,7 @@ def check_weights(source: WeightSource) -> None:
     if problems:
         raise ModelError(
             f'the tensors of "{source.config.name}" do not fit its config. {"; ".join(problems)}. '
-            "Use a complete checkpoint of a model without biases, adapters or extra heads"
+            "Use a complete checkpoint, without adapters or extra heads"
         )
 
 

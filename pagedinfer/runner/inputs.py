@@ -22,6 +22,9 @@ class InputBuffers:
     Args:
         block_size: tokens per block.
         device: where the tensors must be.
+
+    Attributes:
+        batch: the plan's requests in the order of their rows.
     """
 
     def __init__(self, block_size: int, device: torch.device | str = "cpu") -> None:
@@ -32,6 +35,7 @@ class InputBuffers:
         self._slots = np.empty(0, np.int64)
         self._tables = np.empty((0, 0), np.int64)
         self._count = np.arange(0, dtype=np.int64)
+        self.batch: list[ScheduledRequest] = []
 
     def update(self, plan: StepPlan) -> tuple[ModelInputs, list[ScheduledRequest]]:
         """Fill the buffers for `plan`.
@@ -44,6 +48,7 @@ class InputBuffers:
         """
         # Single tokens first, in order of context; chunks stay as they come.
         items = sorted(plan.scheduled, key=lambda item: item.end if item.num_tokens == 1 else sys.maxsize)
+        self.batch = items
         query_lens = [item.num_tokens for item in items]
         ends = [item.end for item in items]
         total, width = sum(query_lens), -(-max(ends) // self.block_size)

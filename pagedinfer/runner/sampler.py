@@ -21,12 +21,14 @@ logits, lower ids stay. The best token always stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from pagedinfer.config import SamplingParams
+from pagedinfer.engine.plan import TokenLogprobs
+from pagedinfer.runner.logprobs import token_logprobs
 
 __all__ = ["Sampled", "sample", "sample_reference", "uniform"]
 
@@ -45,12 +47,12 @@ class Sampled:
     Attributes:
         tokens: one id per row; -1 where the row failed.
         errors: row -> sentence, for rows without a finite best logit.
-        logprobs: row -> token id -> log-probability under the raw logits, most likely first.
+        logprobs: row -> token id -> (log-probability, rank) under the raw logits, most likely first.
     """
 
     tokens: list[int]
     errors: dict[int, str]
-    logprobs: dict[int, dict[int, float]]
+    logprobs: dict[int, TokenLogprobs]
 
 
 def uniform(seed: int, index: int) -> float:
@@ -73,7 +75,7 @@ def sample(
     logits: torch.Tensor,
     params: Sequence[SamplingParams],
     uniforms: Sequence[float],
-    forbidden: Sequence[Sequence[int]] = (),
+    raw: Mapping[int, torch.Tensor] | None = None,
 ) -> Sampled:
     """Choose a token for each row.
 
@@ -81,13 +83,12 @@ def sample(
         logits: [S, vocab_size], any float dtype.
         params: how, per row.
         uniforms: a number in [0, 1) per row; greedy rows ignore theirs.
-        forbidden: ids that must not be chosen, per row; empty where no row has any.
+        raw: rows [vocab_size] as the model gave them, where `logits.shape` has changed them since.
 
     A row whose logits hold NaN or +inf, or nothing above -inf, becomes an error; the other rows are not
     touched.
     """
-    raw = logits.float()
-    logits = _without(raw, forbidden)
+    logits, raw = logits.float(), raw or {}
     best, tokens = logits.max(dim=-1)  # the first of equal maxima: lower ids win
     finite = best.isfinite().tolist()
     drawn = [row for row, how in enumerate(params) if finite[row] and not how.is_greedy]
@@ -101,26 +102,23 @@ def sample(
         num_candidates *= 16
     out = [token if finite[row] else -1 for row, token in enumerate(tokens.tolist())]
     errors = {
-        row: f"the model's logits are not finite (their maximum is {best[row].item()}): no token to choose."
-        for row, good in enumerate(finite)
-        if not good
+        row: _why_nothing(best[row].item(), raw.get(row)) for row, good in enumerate(finite) if not good
     }
-    logprobs = {
-        row: _logprobs(raw[row], how.logprobs, out[row])
-        for row, how in enumerate(params)
-        if how.logprobs is not None and finite[row]
-    }
+    asked = {row: num for row, how in enumerate(params) if (num := how.logprobs) is not None and finite[row]}
+    logprobs: dict[int, TokenLogprobs] = {}
+    if asked:
+        rows = torch.stack([raw.get(row, logits[row]) for row in asked])
+        found = token_logprobs(rows, list(asked.values()), [out[row] for row in asked])
+        logprobs = dict(zip(asked, found, strict=True))
     return Sampled(out, errors, logprobs)
 
 
-def _without(logits: torch.Tensor, forbidden: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The logits, forbidden ids at -inf; a copy where there are any."""
-    if not any(forbidden):
-        return logits
-    logits = logits.clone()
-    for row, ids in enumerate(forbidden):
-        logits[row, list(ids)] = -_INF
-    return logits
+def _why_nothing(best: float, raw: torch.Tensor | None) -> str:
+    if raw is not None and best == -_INF and raw.max().isfinite():
+        return (
+            "masks, allowed ids, bad words and min_tokens together rule out every token: no token to choose."
+        )
+    return f"the model's logits are not finite (their maximum is {best}): no token to choose."
 
 
 @dataclass(slots=True)
@@ -211,13 +209,6 @@ def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     # u * total may round up to the total, beyond the last weight
     aim = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(sums, aim, right=True)
-
-
-def _logprobs(logits: torch.Tensor, num: int, chosen: int) -> dict[int, float]:
-    logprobs = logits.log_softmax(-1)
-    top = logprobs.topk(min(num, len(logprobs)))
-    found = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    return found if chosen in found else found | {chosen: logprobs[chosen].item()}
 
 
 def sample_reference(logits: Sequence[float], params: SamplingParams, u: float) -> tuple[int, set[int]]:

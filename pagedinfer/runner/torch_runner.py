@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from pagedinfer.backends.kv_storage import KVStorage
-from pagedinfer.engine.plan import StepPlan, StepResult
+from pagedinfer.backends.model_inputs import ModelInputs
+from pagedinfer.engine.plan import ScheduledRequest, StepPlan, StepResult, TokenLogprobs
 from pagedinfer.errors import ConfigError, EngineClosed
-from pagedinfer.model.config import ModelConfig
-from pagedinfer.model.decoder import Decoder
+from pagedinfer.model.protocols import CausalModel, ModelInfo
 from pagedinfer.runner.inputs import InputBuffers
+from pagedinfer.runner.logits import shape
+from pagedinfer.runner.logprobs import prompt_logprobs, scored_span
 from pagedinfer.runner.sampler import sample, uniform
 
 __all__ = ["TorchRunner", "pick_dtype"]
+
+Scored: TypeAlias = Mapping[str, tuple[int, Sequence[TokenLogprobs]]]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -31,9 +38,9 @@ class TorchRunner:
         ConfigError: there is no memory for the pool.
     """
 
-    def __init__(self, decoder: Decoder, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, decoder: CausalModel, *, num_blocks: int, block_size: int) -> None:
         self.vocab_size = decoder.config.vocab_size
-        self._decoder: Decoder | None = decoder
+        self._decoder: CausalModel | None = decoder
         self._kv = decoder.new_kv(num_blocks, block_size)
         self._buffers = InputBuffers(block_size, decoder.device)
 
@@ -56,21 +63,27 @@ class TorchRunner:
             return StepResult(tokens={})
         start = time.perf_counter()
         inputs, items = self._buffers.update(plan)
-        logits = self._decoder.forward(inputs, self._kv)
-        if not items:
-            return StepResult(tokens={}, seconds=time.perf_counter() - start)
-        uniforms = [uniform(item.seed, item.output_index) for item in items]
-        forbidden = [item.forbidden_token_ids for item in items]
-        sampled = sample(logits, [item.params for item in items], uniforms, forbidden)
-        ids = [item.request_id for item in items]
-        return StepResult(
-            tokens={
-                ids[row]: (token,) for row, token in enumerate(sampled.tokens) if row not in sampled.errors
-            },
-            errors={ids[row]: why for row, why in sampled.errors.items()},
-            logprobs={ids[row]: (values,) for row, values in sampled.logprobs.items()},
-            seconds=time.perf_counter() - start,
-        )
+        logits, scored = self._forward(self._decoder, inputs)
+        result = _choose(logits, items) if items else StepResult(tokens={})
+        result.prompt_logprobs = scored
+        result.seconds = time.perf_counter() - start
+        return result
+
+    def _forward(self, decoder: CausalModel, inputs: ModelInputs) -> tuple[torch.Tensor, Scored]:
+        """Logits of the rows that sample, and the prompt log-probabilities of those who asked."""
+        starts = itertools.accumulate(inputs.query_lens, initial=0)
+        asking = [
+            (row, item) for row, item in zip(starts, self._buffers.batch, strict=False) if scored_span(item)
+        ]
+        if not asking:
+            return decoder.forward(inputs, self._kv), {}
+        hidden = decoder.hidden(inputs, self._kv)
+
+        def project(rows: torch.Tensor) -> torch.Tensor:
+            return decoder.logits(hidden, rows.to(decoder.device))
+
+        scored = {item.request_id: prompt_logprobs(project, row, item) for row, item in asking}
+        return project(inputs.logits_indices), scored
 
     def close(self) -> None:
         """Free the pool and let go of the model. Harmless when called twice."""
@@ -78,7 +91,22 @@ class TorchRunner:
         self._decoder = None
 
 
-def pick_dtype(name: str, config: ModelConfig, device: torch.device | str = "cpu") -> torch.dtype:
+def _choose(logits: torch.Tensor, items: Sequence[ScheduledRequest]) -> StepResult:
+    """A token for each row that has not failed."""
+    logits = logits.float()
+    raw, failed = shape(logits, items)
+    uniforms = [uniform(item.seed, item.output_index) for item in items]
+    sampled = sample(logits, [item.params for item in items], uniforms, raw)
+    errors = sampled.errors | failed
+    good = [(row, item.request_id) for row, item in enumerate(items) if row not in errors]
+    return StepResult(
+        tokens={rid: (sampled.tokens[row],) for row, rid in good},
+        errors={items[row].request_id: why for row, why in errors.items()},
+        logprobs={rid: (sampled.logprobs[row],) for row, rid in good if row in sampled.logprobs},
+    )
+
+
+def pick_dtype(name: str, config: ModelInfo, device: torch.device | str = "cpu") -> torch.dtype:
     """The torch dtype for a name.
 
     "auto" is what runs fast: on a GPU the checkpoint's own type; on a CPU bfloat16 where the processor

@@ -23,10 +23,16 @@ def counting_rule(vocab_size: int) -> TokenRule:
 class SimulatedRunner:
     """Implements `engine.protocols.Runner`: one token per sampling request, from `rule`.
 
+    A rule has no logits. What only shapes them (temperature, filters, penalties, bias) plays no part; what promises
+    something about the output (log-probabilities, allowed ids, masks, structured outputs) the engine refuses.
+
     Attributes:
+        has_logits: False.
         vocab_size: token ids are below this.
         num_steps: plans executed so far.
     """
+
+    has_logits = False
 
     def __init__(self, *, vocab_size: int = 256, rule: TokenRule | None = None) -> None:
         self.vocab_size = vocab_size

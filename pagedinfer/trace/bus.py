@@ -92,6 +92,11 @@ class EventBus:
                 self._deliver()
 
     @property
+    def is_delivering(self) -> bool:
+        """Whether a subscriber is being called right now, perhaps in the middle of a step."""
+        return self._delivering
+
+    @property
     def num_queued(self) -> int:
         """Events held back so far: the place of the next one, for `emit(event, at=...)`."""
         return len(self._queue)

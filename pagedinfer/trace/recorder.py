@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pagedinfer.trace.bus import EventBus, Subscription
 from pagedinfer.trace.events import SCHEMA, Keyframe, Meta
-from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.recording import Recording, RecordingError
 
 __all__ = ["Recordable", "Recorder"]
 
@@ -38,8 +38,14 @@ class Recorder:
         self.recording = Recording(max_events=max_events)
 
     def start(self) -> Recording:
-        """Begin to record. Harmless when already recording."""
+        """Begin to record. Harmless when already recording.
+
+        Raises:
+            RecordingError: called by a subscriber, where a step may be half told.
+        """
         if self._subscription is None:
+            if self._engine.bus.is_delivering:
+                raise RecordingError("A recording cannot begin inside a subscriber; start it between two steps.")
             facts, snapshot = self._engine.describe(), self._engine.snapshot()
             meta = Meta(SCHEMA, dict(facts["config"]), dict(facts.get("info", {})))
             keyframe = Keyframe(snapshot)

@@ -61,12 +61,8 @@ class Recording:
             if index == len(self._starts):
                 self._starts.append(len(self.events))
             else:  # the number of a cancelled plan again: the events of both belong to one step
-                self._forget_steps_after(event.i)
+                del self._starts[index + 1 :]
         self.events.append(event)
-
-    def _forget_steps_after(self, step: int) -> None:
-        del self._starts[step - self._first_step + 1 :]
-        self._keyframes = {s: state for s, state in self._keyframes.items() if s < step}
 
     # -- looking ------------------------------------------------------------------------------------------------
 

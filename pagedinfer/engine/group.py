@@ -1,0 +1,116 @@
+"""Several outputs of one prompt. Each is a request of its own for the scheduler; the caller sees one.
+
+Every child computes the prompt for itself: sharing its blocks needs copy-on-write, and this is the place where it
+would begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pagedinfer.config import SamplingParams
+from pagedinfer.engine.live import LiveRequest
+from pagedinfer.engine.output import CompletionOutput, RequestOutput
+from pagedinfer.engine.scheduler import Update
+
+__all__ = ["Group", "child_id", "child_params", "child_seed", "mix"]
+
+
+class Group:
+    """A request that its caller sees, and the children that the scheduler sees.
+
+    Attributes:
+        request_id: the caller's id.
+        children: in order; child i draws with the seed that (request's seed, i) gives.
+        outbox: where outputs go; None for the step's return value.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        children: Sequence[LiveRequest],
+        outbox: deque[RequestOutput] | None,
+    ) -> None:
+        self.request_id = request_id
+        self.children = list(children)
+        self.outbox = outbox
+        self._params = params
+        self._ends: dict[str, Update] = {}
+
+    def note(self, update: Update) -> None:
+        """A child has ended."""
+        self._ends[update.request.request_id] = update
+
+    @property
+    def finished(self) -> bool:
+        """Whether every child has ended."""
+        return len(self._ends) == len(self.children)
+
+    @property
+    def live(self) -> list[str]:
+        """Ids of the children that go on."""
+        ids = [child.request.request_id for child in self.children]
+        return [rid for rid in ids if rid not in self._ends]
+
+    def output(self) -> RequestOutput:
+        """Everything so far, as an independent value: finished when all children are."""
+        ends = [self._ends.get(child.request.request_id) for child in self.children]
+        whole = self.children[0].output(ends[0])
+        completions = [
+            whole.outputs[0],
+            *(child.completion(end) for child, end in zip(self.children[1:], ends[1:], strict=True)),
+        ]
+        failed = [end.detail for end in ends if end is not None and end.finish_reason == "error"]
+        details = dict.fromkeys(end.detail for end in ends if end is not None)
+        return replace(
+            whole,
+            request_id=self.request_id,
+            outputs=self._best(completions),
+            finished=self.finished,
+            error=failed[0] if failed else None,
+            detail="; ".join(details),
+        )
+
+    def _best(self, completions: list[CompletionOutput]) -> list[CompletionOutput]:
+        wanted, hide = self._params.n, self._params.logprobs is None
+        if wanted < len(
+            completions
+        ):  # failed ones last; sorting is stable, so of equals the earlier child wins
+            completions.sort(key=lambda c: (c.finish_reason == "error", -(c.cumulative_logprob or 0.0)))
+        return [
+            replace(completion, index=index, logprobs=None if hide else completion.logprobs)
+            for index, completion in enumerate(completions[:wanted])
+        ]
+
+
+def child_id(request_id: str, index: int) -> str:
+    """The scheduler's name for a child."""
+    return f"{request_id}.{index}"
+
+
+def child_params(params: SamplingParams, index: int) -> SamplingParams:
+    """A child's own parameters: one output; only the first scores the prompt; ranking needs log-probabilities."""
+    ranked = params.num_children > params.n
+    return replace(
+        params,
+        n=1,
+        best_of=None,
+        prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+        logprobs=0 if ranked and params.logprobs is None else params.logprobs,
+    )
+
+
+def child_seed(seed: int, index: int) -> int:
+    """A child's seed: the first has the request's own, so that it equals the only output of n=1."""
+    return seed if index == 0 else mix(mix(seed, index), index)
+
+
+def mix(seed: int, number: int) -> int:
+    """A seed for the `number`-th of something: SplitMix64 (Steele et al., OOPSLA 2014) over (seed, number)."""
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)
