@@ -46,9 +46,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'pagedinfer' has no attribute {name!r}")
+    try:
         return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'pagedinfer' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("pagedinfer"):
+            raise
+        message = f'pagedinfer.{name} needs {error.name}: pip install "pagedinfer[engine]"'
+        raise ModuleNotFoundError(message, name=error.name) from error
 
 
 def __dir__() -> list[str]:

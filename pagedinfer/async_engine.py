@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -50,7 +51,7 @@ class _Stream:
 
 
 class AsyncEngine:
-    """Streams over an engine. Do not call `engine.step` while streams live; `add_request` elsewhere is fine.
+    """Streams over an engine. Other code may submit to the engine, and step it, at the same time.
 
     Attributes:
         engine: the engine.
@@ -60,12 +61,13 @@ class AsyncEngine:
         self.engine = engine
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
+        self._outbox: deque[RequestOutput] = deque()
         self._guard = threading.Lock()
         self._worker: threading.Thread | None = None
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request as they come, each holding everything so far; the last one is `finished`.
 
         Leaving the loop over it, or cancelling the task, aborts the request.
@@ -110,7 +112,7 @@ class AsyncEngine:
     # -- in the worker ------------------------------------------------------------------------------------------
 
     def _submit(self, prompt: Prompt, params: SamplingParams | None, stream: _Stream) -> str:
-        request_id = self.engine.add_request(prompt, params)
+        request_id = self.engine.add_request(prompt, params, outbox=self._outbox)
         self._streams[request_id] = stream
         return request_id
 
@@ -138,21 +140,19 @@ class AsyncEngine:
 
     def _step(self) -> None:
         try:
-            outputs = self.engine.step()
+            others = self.engine.step()
         except BaseException as error:  # whatever it is, the readers must hear of it
             for request_id, stream in list(self._streams.items()):
                 self._abort(request_id)
                 stream.send(None, error)
             return
-        others = []
-        for output in outputs:
+        self.engine.hand_back([output for output in others if output.finished])
+        while self._outbox:
+            output = self._outbox.popleft()
             if reader := self._streams.get(output.request_id):
                 reader.send(output)
                 if output.finished:
                     del self._streams[output.request_id]
-            elif output.finished:
-                others.append(output)
-        self.engine.hand_back(others)
 
     def _call(self, job: Callable[[], T]) -> Future[T]:
         """Let the worker do a job between two steps; starts it when it sleeps."""

@@ -11,6 +11,7 @@ __all__ = [
     "PagedInferError",
     "RequestError",
     "RequestTooLong",
+    "RunnerError",
     "UnknownArchitecture",
     "UnknownRequest",
     "count",
@@ -59,6 +60,10 @@ class ModelError(PagedInferError, ValueError):
 
 class UnknownArchitecture(ModelError):
     """The model's architecture is none of those that the decoder computes."""
+
+
+class RunnerError(PagedInferError, RuntimeError):
+    """A runner's answer does not fit the plan it was given; the step was cancelled."""
 
 
 class OutOfBlocks(PagedInferError, RuntimeError):

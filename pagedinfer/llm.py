@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pagedinfer.async_engine import AsyncEngine
 from pagedinfer.backends.torch_ops import TorchOps
 from pagedinfer.config import EngineConfig, SamplingParams
-from pagedinfer.engine.completion import complete
+from pagedinfer.engine.completion import complete, refused
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.output import RequestOutput
@@ -40,7 +42,8 @@ class LLM:
         model: "smollm2-135m", "tiny" (seeded random weights, no download), a folder with `config.json` and
             safetensors, a `.gguf` file, or a hub id.
         dtype: "auto", "bfloat16", "float16" or "float32".
-        max_model_len: the most tokens of a request; default the model's own limit.
+        max_model_len: the most tokens of a request; default the model's own limit, or where a model changes its
+            rotary positions beyond some length (longrope) that length.
         block_size: tokens per KV block, 1 to 256.
         max_num_seqs: the most requests in one step's batch.
         max_num_batched_tokens: the most tokens computed in one step.
@@ -99,8 +102,8 @@ class LLM:
                 raise ConfigError(
                     f"max_model_len={max_model_len}: {source.config.name} takes at most {limit} tokens."
                 )
-            max_model_len = limit if max_model_len is None else max_model_len
-            decoder = _load(source, pick_dtype(dtype, source.config, device), device)
+            max_model_len = source.config.usual_max_len if max_model_len is None else max_model_len
+            decoder = _load(source, pick_dtype(dtype, source.config, device), device, max_model_len)
         finally:
             source.close()
         num_blocks = choose_num_blocks(
@@ -141,6 +144,7 @@ class LLM:
                 "modules": "pagedinfer" if isinstance(decoder, Decoder) else "transformers",
             },
         )
+        self._async = AsyncEngine(self.engine)
 
     # -- generating ---------------------------------------------------------------------------------------------
 
@@ -227,6 +231,54 @@ class LLM:
                     yield text[shown:]
                     shown = len(text)
 
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for async code: the steps run in a worker thread, so the event loop stays free.
+
+        Cancelling the task aborts its requests. Raises as `generate` does.
+        """
+        single = _is_single(prompts)
+        listed: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item, arg-type]
+        params = _one_each(sampling_params, len(listed))
+        jobs = [
+            asyncio.ensure_future(self._async.generate(prompt, wanted))
+            for prompt, wanted in zip(listed, params, strict=True)
+        ]
+        try:
+            done = await asyncio.gather(*jobs, return_exceptions=not single)
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
+        outputs = []
+        for place, result in enumerate(done):
+            if isinstance(result, BaseException):
+                if not isinstance(result, RequestError):
+                    raise result
+                result = refused(listed[place], place, str(result))
+            outputs.append(result)
+        return outputs
+
+    async def astream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncGenerator[str, None]:
+        """`stream` for async code: pieces of the text as they come; a slow reader gets longer pieces.
+
+        Leaving the loop over it aborts the request. Raises as `stream` does.
+        """
+        shown = 0
+        async with aclosing(self._async.stream(prompt, sampling_params)) as outputs:
+            async for output in outputs:
+                if output.error:
+                    raise RequestError(output.error)
+                text = output.outputs[0].text
+                if len(text) > shown:
+                    yield text[shown:]
+                    shown = len(text)
+
     def _complete(
         self,
         prompts: Sequence[Prompt | RequestError],
@@ -283,14 +335,16 @@ def _open(model: str) -> tuple[WeightSource | FallbackSource, Any]:
     return FallbackSource(path), tokenizer
 
 
-def _load(source: WeightSource | FallbackSource, dtype: torch.dtype, device: str) -> CausalModel:
+def _load(
+    source: WeightSource | FallbackSource, dtype: torch.dtype, device: str, max_len: int
+) -> CausalModel:
     if isinstance(source, FallbackSource):
         logging.getLogger("pagedinfer").warning(
             "%s: the architecture %s is computed by transformers' own modules over our KV blocks; slower than %s.",
             source.config.name, source.config.architecture, "the families that pagedinfer computes itself",
         )  # fmt: skip
         return source.load(dtype, device)
-    return Decoder(source.config, TorchOps(), dtype=dtype, device=device).load(source)
+    return Decoder(source.config, TorchOps(), dtype=dtype, device=device, max_len=max_len).load(source)
 
 
 def _check_device(device: str) -> None:

@@ -105,7 +105,7 @@ class SamplingParams:
 
     Log-probabilities are the model's own: they are taken before all of this. Then, in this order: logits processors;
     what is ruled out (masks, allowed ids, end ids before min_tokens, bad words); logit bias; penalties (repetition,
-    frequency, presence); temperature; top-k; top-p (on the distribution that is left); min-p.
+    frequency, presence); temperature; min-p; top-k; top-p (on the distribution that is left).
 
     Attributes:
         temperature: 0 takes the most likely token (greedy); above, logits are divided by it.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# torch's threads sleep while they wait: on a busy machine spinning makes small steps ten times slower.
+# Before torch is loaded: see pagedinfer/backends/__init__.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from pagedinfer.config import EngineConfig, SamplingParams

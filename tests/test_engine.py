@@ -17,6 +17,7 @@ from pagedinfer.errors import (
     PagedInferError,
     RequestError,
     RequestTooLong,
+    RunnerError,
     UnknownRequest,
 )
 from pagedinfer.model.tiny import ByteTokenizer
@@ -665,3 +666,49 @@ def test_two_threads_share_an_engine():
     done |= {rid: output.outputs[0].text for rid, output in drain(engine).items()}
     assert done == {f"{name}{i}": "abc" for name in "xyz" for i in range(20)}
     assert_no_leak(engine)
+
+
+# -- runners and subscribers of others --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (lambda rid: StepResult({}), "neither a token nor an error for r0"),
+        (lambda rid: StepResult({rid: ()}), "neither a token nor an error for r0"),
+        (
+            lambda rid: StepResult({rid: (97,), "stranger": (97,)}),
+            "tokens for stranger, which did not sample",
+        ),
+    ],
+)
+def test_a_runner_that_answers_wrongly_costs_the_step_and_nothing_else(answer, what):
+    class Wrong(SimulatedRunner):
+        wrong = True
+
+        def execute(self, plan):
+            return answer("r0") if self.wrong else super().execute(plan)
+
+    runner = Wrong(vocab_size=259, rule=letters)
+    engine = make(runner=runner)
+    engine.add_request("Hi", SamplingParams(max_tokens=3))
+    before = engine.snapshot()
+    with pytest.raises(RunnerError, match=what):
+        engine.step()
+    assert engine.snapshot() == before
+    runner.wrong = False
+    assert drain(engine)["r0"].outputs[0].text == "abc"
+    assert_no_leak(engine)
+
+
+@pytest.mark.filterwarnings("ignore:.*It is detached")
+def test_a_subscriber_that_exits_leaves_no_plan_open():
+    engine = make()
+
+    def leave(event):
+        raise SystemExit(f"at {event.kind}")
+
+    engine.add_request("Hi", SamplingParams(max_tokens=3))
+    engine.bus.subscribe(leave)
+    assert drain(engine)["r0"].outputs[0].text == "abc"
+    engine.check()

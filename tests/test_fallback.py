@@ -173,7 +173,7 @@ def test_what_the_trial_shows_is_refused_by_name(family, change, reason, random_
 @pytest.mark.parametrize("fault", ["scale", "heads", "late"])
 def test_the_trial_refuses_attention_that_is_wrong(fault, built, monkeypatch):
     folder, _ = built("granite")
-    right = fallback._attention
+    right = fallback.foreign_attention
 
     def wrong(module, query, key, value, attention_mask=None, *, scaling=None, **others):
         if fault == "scale":
@@ -184,7 +184,7 @@ def test_the_trial_refuses_attention_that_is_wrong(fault, built, monkeypatch):
             value = value.roll(1, 2)
         return right(module, query, key, value, attention_mask, scaling=scaling, **others)
 
-    monkeypatch.setattr(fallback, "_attention", wrong)
+    monkeypatch.setattr(fallback, "foreign_attention", wrong)
     with pytest.raises(ModelError, match="its logits differ by"):
         FallbackSource(folder).load(torch.float32)
 

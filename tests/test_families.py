@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagedinfer.backends.attention import AttentionRule
 from pagedinfer.backends.torch_ops import BiasedLinear, TorchOps
@@ -145,6 +145,33 @@ def test_half_precision_stays_near(case, dtype, built, paged_batch):
     assert logits.dtype == dtype
     # Experts change where their scores nearly tie, so not every token can be near.
     assert torch.cosine_similarity(logits.float(), expected, dim=-1).median() > 0.99
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.3, 1.5],
+            "long_factor": [1.0, 2.0, 3.0, 5.0]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("original", "max_len"), [(64, None), (64, 64), (16, 128)])
+def test_longrope_takes_the_list_of_the_longest_request(
+    original, max_len, random_model, paged_batch, tmp_path
+):
+    """transformers takes it by the length reached, so both agree where no request crosses the border."""
+    config = AutoConfig.for_model(
+        "phi3",
+        **COMMON,
+        original_max_position_embeddings=original,
+        rope_parameters=LONGROPE | {"original_max_position_embeddings": original},
+    )
+    model = random_model(config)
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt(0)])).logits[0]
+    (logits,) = paged_batch(load(tmp_path, max_len=max_len), [prompt(0)]).finish(7)
+    assert (logits - expected).abs().max() < 1e-4
+    other = 128 if max_len != 128 else original
+    (logits,) = paged_batch(load(tmp_path, max_len=other), [prompt(0)]).finish(7)
+    assert (logits - expected).abs().max() > 0.05
+    assert open_weights(tmp_path).config.usual_max_len == original
 
 
 # -- planted faults -----------------------------------------------------------------------------------------------
@@ -410,13 +437,88 @@ def test_a_fused_matrix_of_another_size_is_named(built, tmp_path):
         load(tmp_path)
 
 
+GGUF_NAMES = {
+    "embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "o_proj": "attn_output",
+    "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down", "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
+}  # fmt: skip
+
+
+def write_gguf(path, architecture, model):
+    """Write a model as llama.cpp's converter does, in float32."""
+    import gguf
+
+    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(128)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if architecture == "qwen3":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(VOCAB)
+    if "factor" in config.rope_parameters:
+        writer.add_tensor("rope_freqs.weight", (plain(model) / model.model.rotary_emb.inv_freq).numpy())
+    for name, weight in model.state_dict().items():
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            weight = weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+        part = next(ours for theirs, ours in GGUF_NAMES.items() if theirs in name)
+        layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
+        writer.add_tensor(f"{layer}{part}.{name.rsplit('.', 1)[1]}", weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def plain(model):
+    config = model.config
+    return 1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_gguf_equals_transformers_and_its_own_reader(architecture, random_model, paged_batch, tmp_path):
+    options = {"head_dim": 16} if architecture == "qwen3" else {}
+    model = random_model(AutoConfig.for_model(architecture, **(COMMON | options)))
+    write_gguf(tmp_path / "tiny.gguf", architecture, model)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt(0)])).logits[0]
+        theirs = AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file="tiny.gguf", dtype=torch.float32, config=model.config
+        )
+        # That the file is one of its kind is for another reader to say.
+        assert (theirs(torch.tensor([prompt(0)])).logits[0] - expected).abs().max() < 1e-3
+    (logits,) = paged_batch(load(tmp_path / "tiny.gguf"), [prompt(0)]).finish(7)
+    assert (logits - expected).abs().max() < 1e-4
+
+
+def test_gguf_of_llama3_divides_its_angles(random_model, paged_batch, tmp_path):
+    model = random_model(AutoConfig.for_model("llama", **COMMON, rope_parameters=LLAMA3))
+    write_gguf(tmp_path / "tiny.gguf", "llama", model)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt(0)])).logits[0]
+    decoder = load(tmp_path / "tiny.gguf")
+    (logits,) = paged_batch(decoder, [prompt(0)]).finish(7)
+    assert (logits - expected).abs().max() < 1e-4
+    each_rule(frequencies=plain_angles)(decoder)
+    (logits,) = paged_batch(decoder, [prompt(0)]).finish(7)
+    assert (logits - expected).abs().max() > 0.05
+
+
 # -- configs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("family", "change", "text"),
     [
-        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "longrope"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}}, "a list of 4"),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ("llama", {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "not below high_freq_factor"),
         ("llama", {"rope_scaling": YARN | {"mscale": 0.7}}, "mscale"),

@@ -1,5 +1,6 @@
 """The offline interface on the tiny model: vLLM's names, one output per prompt, nothing lost."""
 
+import asyncio
 import gc
 import signal
 import sys
@@ -670,3 +671,62 @@ def test_a_second_engine_beside_the_first():
         assert_same(first.generate(["Hello"], GREEDY), second.generate(["Hello"], GREEDY))
         first.close()
         assert len(second.generate(["Hello"], GREEDY)) == 1
+
+
+# -- async ------------------------------------------------------------------------------------------------------------
+
+
+def test_agenerate_and_astream_equal_their_twins():
+    with tiny_llm(num_blocks=24) as llm:
+        prompts, params = ["one", "the second", [259], "three"], SamplingParams(temperature=0.0, max_tokens=9)
+        expected = llm.generate(prompts, params)
+
+        async def both():
+            outputs, *texts = await asyncio.gather(
+                llm.agenerate(prompts, params), *(join(llm.astream(prompts[i], params)) for i in (0, 1, 3))
+            )
+            return outputs, texts
+
+        async def join(pieces):
+            return "".join([piece async for piece in pieces])
+
+        outputs, texts = asyncio.run(both())
+        assert [list(o.outputs[0].token_ids) for o in outputs] == [
+            list(o.outputs[0].token_ids) for o in expected
+        ]
+        assert outputs[2].error == expected[2].error
+        assert outputs[2].error
+        assert texts == [expected[i].outputs[0].text for i in (0, 1, 3)]
+        assert_no_leak(llm.engine)
+
+
+def test_agenerate_of_one_bad_prompt_raises_and_cancelling_aborts():
+    with tiny_llm() as llm:
+        with pytest.raises(RequestError, match="outside the vocabulary"):
+            asyncio.run(llm.agenerate([259], SamplingParams(max_tokens=2)))
+
+        async def cancelled():
+            job = asyncio.create_task(
+                llm.agenerate(["a", "b"], SamplingParams(max_tokens=500, ignore_eos=True))
+            )
+            while not llm.engine.scheduler.running:
+                await asyncio.sleep(0.005)
+            job.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await job
+            while llm.engine.scheduler.requests:
+                await asyncio.sleep(0.005)
+
+        asyncio.run(asyncio.wait_for(cancelled(), 60))
+        assert_no_leak(llm.engine)
+
+
+def test_nb_12_every_synchronous_call_works_inside_a_running_loop():
+    async def cell():
+        with tiny_llm() as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=5)
+            whole = llm.generate("hello", params)[0].outputs[0].text
+            assert "".join(llm.stream("hello", params)) == whole
+            assert (await llm.agenerate("hello", params))[0].outputs[0].text == whole
+
+    asyncio.run(cell())

@@ -80,6 +80,7 @@ ITEMS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.3, 10.0]),
     logit_bias=st.none() | st.dictionaries(IDS, st.integers(-400, 400).map(lambda i: i / 4), max_size=4),
     allowed_token_ids=st.none() | st.lists(IDS, min_size=1, max_size=VOCAB),
+    logprobs=st.none() | st.just(1),
 )
 
 
@@ -92,10 +93,8 @@ def test_shape_equals_the_reference(rows):
     assert not errors
     for number, (row, asked) in enumerate(rows):
         assert logits[number].tolist() == pytest.approx(shape_reference(row, asked), rel=1e-5, abs=1e-5)
-        if number in raw:
-            assert torch.equal(raw[number], before[number])
-        else:
-            assert torch.equal(logits[number], before[number])
+        original = raw.get(number, logits[number] if asked.params.logprobs is not None else before[number])
+        assert torch.equal(original, before[number])
 
 
 @settings(max_examples=100, deadline=None)
@@ -122,7 +121,7 @@ def test_a_row_that_asks_for_nothing_is_not_looked_at():
 
 def test_rows_do_not_touch_each_other():
     logits = [0.5 * i for i in range(VOCAB)]
-    rows, raw, _ = shaped(logits, item([1]), item([1], [2], presence_penalty=1.0), item([3]))
+    rows, raw, _ = shaped(logits, item([1]), item([1], [2], presence_penalty=1.0, logprobs=0), item([3]))
     assert rows[0].tolist() == rows[2].tolist() == logits
     assert rows[1].tolist() == [0.0, 0.5, 0.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
     assert list(raw) == [1]
@@ -228,8 +227,8 @@ def test_a_processor_may_change_its_argument_but_must_return_logits():
 
 
 def test_where_everything_is_ruled_out_the_row_says_so():
-    rows, raw, _ = shaped([1.0] * 3, item([0], allowed_token_ids=[1], forbidden=[1]), item([0]))
-    sampled = sample(rows, [SamplingParams(temperature=0.0)] * 2, [0.5] * 2, raw)
+    rows, _, _ = shaped([1.0] * 3, item([0], allowed_token_ids=[1], forbidden=[1]), item([0]))
+    sampled = sample(rows, [SamplingParams(temperature=0.0)] * 2, [0.5] * 2)
     assert sampled.tokens == [-1, 0]
     assert "rule out every token" in sampled.errors[0]
 
@@ -437,7 +436,28 @@ def test_the_engine_without_tokenizer_or_logits_says_what_it_cannot():
     ):
         with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*simulates"):
             engine.add_request([1], SamplingParams(**options))
-    engine.add_request([1], SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0}, temperature=0.5))
+    with pytest.raises(ConfigError, match=r"best_of=2.*simulates"):
+        engine.add_request([1], SamplingParams(best_of=2))
+    shaping = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0}, temperature=0.5, n=2, best_of=2)
+    rid = engine.add_request([1], shaping)
+    assert len(run_bounded(engine, 100)[rid].outputs) == 2
+
+
+class PanicException(BaseException):  # what a panic of Rust code is called
+    pass
+
+
+@pytest.mark.parametrize("kind", [PanicException, KeyboardInterrupt])
+def test_a_panic_costs_its_request_and_ctrl_c_goes_on(kind):
+    def raising(ids, logits):
+        raise kind("now")
+
+    asked = item([0], logits_processors=[raising])
+    if kind is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            shaped([1.0] * 3, asked)
+    else:
+        assert shaped([1.0] * 3, asked)[2] == {0: "PanicException in a mask or logits processor: now"}
 
 
 def test_bad_words_are_tokenized_with_and_without_a_space():
@@ -448,3 +468,50 @@ def test_bad_words_are_tokenized_with_and_without_a_space():
     assert make_rules(SamplingParams(), ByteTokenizer(), None) is None
     words = SimpleNamespace(encode=lambda text, add_special_tokens: [])
     assert make_rules(SamplingParams(bad_words=["x"]), words, None) is None
+
+
+# -- all at once ------------------------------------------------------------------------------------------------------
+
+CROWD = (
+    {"repetition_penalty": 1.4, "logprobs": 1},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5, "n": 2},
+    {"logit_bias": {65: 4.0, 257: -100}, "prompt_logprobs": 1},
+    {"allowed_token_ids": [*range(65, 91), 257], "min_tokens": 6},
+    {"bad_words": ["e", "a"], "top_k": 30},
+    {"token_mask": Alternate(), "top_p": 0.9},
+    {"best_of": 3, "stop": ["Q"]},
+    {"min_p": 0.05, "temperature": 0.7},
+)
+
+
+def everything(output):
+    scores = [
+        None if entry is None else {token: pytest.approx(e.logprob, abs=1e-3) for token, e in entry.items()}
+        for entry in output.prompt_logprobs or ()
+    ]
+    return scores, [(list(c.token_ids), c.text, c.finish_reason, c.stop_reason) for c in output.outputs]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_option_in_one_crowd_is_as_alone(seed):
+    """A pool too small for all, a preemption forced at every second step: each output equals its run alone."""
+    params = [
+        SamplingParams(**({"temperature": 1.0, "seed": 10 * seed + i, "max_tokens": 14} | options))
+        for i, options in enumerate(CROWD)
+    ]
+    prompts = [f"{i}: the cat sat on the mat"[: 4 + 3 * i] for i in range(len(CROWD))]
+    cold = cold_outputs(prompts, params)
+    with tiny_llm(num_blocks=40, max_num_batched_tokens=13, max_num_seqs=8) as llm:
+        rids = [llm.engine.add_request(*asked) for asked in zip(prompts, params, strict=True)]
+        done = {}
+        while llm.engine.has_unfinished():
+            done.update((output.request_id, output) for output in llm.engine.step())
+            llm.engine.check()
+            step, running = llm.engine.scheduler.step, llm.engine.scheduler.running
+            if step % 2 and len(running) > 1:
+                force_preempt(llm.engine, running[step % len(running)].request_id)
+            assert step < 2000
+        assert llm.engine.metrics()["num_preemptions"] > 20
+        for rid, alone in zip(rids, cold, strict=True):
+            assert everything(done[rid]) == everything(alone), rid
+        assert_no_leak(llm.engine)

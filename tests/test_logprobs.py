@@ -35,25 +35,42 @@ def llm():
 
 # -- the twin ---------------------------------------------------------------------------------------------------------
 
-ROWS = st.lists(st.integers(-40, 40).map(lambda i: i / 4), min_size=7, max_size=7)
+QUARTERS = st.integers(-40, 40).map(lambda i: i / 4)
+
+
+def rows_of(**options):
+    row = st.lists(QUARTERS, min_size=7, max_size=7, **options)
+    return st.lists(st.tuples(row, st.integers(-1, 9), st.integers(0, 6)), min_size=1, max_size=4)
+
+
+def fast(rows):
+    logits = torch.tensor([row for row, _, _ in rows])
+    return token_logprobs(logits, [num for _, num, _ in rows], [token for _, _, token in rows])
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(ROWS, st.integers(-1, 9), st.integers(0, 6)), min_size=1, max_size=4))
+@given(rows_of(unique=True))
 def test_token_logprobs_equals_the_reference(rows):
-    found = token_logprobs(
-        torch.tensor([row for row, _, _ in rows]), [n for _, n, _ in rows], [t for _, _, t in rows]
-    )
-    for entry, (row, num, token) in zip(found, rows, strict=True):
+    for entry, (row, num, token) in zip(fast(rows), rows, strict=True):
         expected = token_logprobs_reference(row, num, token)
-        # of equal logits torch may list any
-        assert [pytest.approx(value, abs=1e-5) for value, _ in entry.values()] == [
-            v for v, _ in expected.values()
-        ]
-        assert [rank for _, rank in entry.values()] == [rank for _, rank in expected.values()]
+        assert list(entry) == list(expected)
+        for candidate, (value, rank) in entry.items():
+            assert value == pytest.approx(expected[candidate][0], abs=1e-5)
+            assert rank == expected[candidate][1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows_of())
+def test_of_equal_logits_any_may_be_listed(rows):
+    for entry, (row, num, token) in zip(fast(rows), rows, strict=True):
+        num = 7 if num < 0 else min(num, 7)
         assert token in entry
-        for candidate, (value, _) in entry.items():
+        assert num <= len(entry) <= num + 1
+        assert [row[candidate] for candidate in list(entry)[:num]] == sorted(row, reverse=True)[:num]
+        for candidate, (value, rank) in entry.items():
             assert value == pytest.approx(row[candidate] - math.log(sum(map(math.exp, row))), abs=1e-4)
+            assert rank > sum(other > row[candidate] for other in row)
+            assert rank <= sum(other >= row[candidate] for other in row)
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------------

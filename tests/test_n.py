@@ -131,6 +131,9 @@ def test_children_that_end_early_wait_for_the_others(llm):
 
 def test_an_abort_ends_all(llm):
     rid = llm.engine.add_request("Hello", warm(n=3))
+    with pytest.raises(UnknownRequest, match=r"several outputs.*r0\.0, r0\.1, r0\.2"):
+        llm.engine.request(rid)
+    assert llm.engine.request("r0.2").num_prompt_tokens == 6
     llm.engine.add_request("x", warm(), request_id="other")
     for _ in range(2):
         llm.engine.step()
@@ -178,7 +181,9 @@ def test_a_subscriber_may_abort_at_any_event(llm, kind, victim):
             outputs += llm.engine.step()
             llm.engine.check()
     assert rid == "r0"
-    assert aborted
+    if not aborted:  # both end in one step, and its events come when they have
+        assert (victim, kind) in {("r0.1", "finish"), ("r0.1", "free")}
+        return
     last = ([o for o in (*outputs, aborted[1]) if o and o.finished])[-1]
     assert {c.finish_reason for c in last.outputs} <= {"abort", "length"}
     assert sum(output.finished for output in outputs) + bool(aborted[1] and aborted[1].finished) == 1
@@ -278,12 +283,21 @@ def test_streams_carry_all_outputs(llm):
     seen = asyncio.run(asyncio.wait_for(both(), 60))
     assert seen[-1] == texts(expected)
     assert all(len(row) == 3 for row in seen)
-    with pytest.raises(ConfigError, match="n=3.*use generate"):
+    with pytest.raises(ConfigError, match=r"n=3.*use generate"):
         next(llm.stream("Hello", warm(n=3)))
 
 
 def test_the_prompt_is_scored_once(llm):
+    execute, scored = llm.engine.runner.execute, []
+
+    def watched(plan):
+        result = execute(plan)
+        scored.extend(result.prompt_logprobs)
+        return result
+
+    llm.engine.runner.execute = watched
     (output,) = llm.generate("Hello", warm(n=3, prompt_logprobs=1))
+    assert scored == ["r0.0"]
     (one,) = llm.generate("Hello", warm(prompt_logprobs=1))
     assert output.prompt_logprobs == one.prompt_logprobs
     assert len(output.prompt_logprobs) == 6

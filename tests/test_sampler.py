@@ -124,6 +124,9 @@ HALF = [math.log(p) for p in (0.5, 0.3, 0.1, 0.1)]
         (HALF, {"min_p": 0.2}, {0, 1, 2, 3}),
         (HALF, {"min_p": 0.21}, {0, 1}),
         (HALF, {"min_p": 1.0}, {0}),
+        (HALF, {"min_p": 0.5, "top_p": 0.62}, {0}),  # min-p comes before: .5 of the .8 that it left
+        (HALF, {"min_p": 0.5, "top_p": 0.63}, {0, 1}),
+        (HALF, {"min_p": 0.5, "top_k": 3}, {0, 1}),
         ([1.0] * 5, {"top_p": 0.6}, {0, 1, 2}),
         ([1.0] * 5, {"top_k": 2}, {0, 1}),
         ([1.0] * 5, {}, {0, 1, 2, 3, 4}),

@@ -366,18 +366,24 @@ def test_gguf_with_wrong_tensors(tmp_path):
     with pytest.raises(ModelError) as caught:
         check_weights(open_weights(path))
     assert "1 missing: model.layers.1.mlp.up_proj.weight" in str(caught.value)
-    assert "1 unexpected: blk.0.attn_q.bias" in str(caught.value)
+    assert "1 unexpected: model.layers.0.self_attn.q_proj.bias" in str(caught.value)
 
 
-def test_rope_freqs_only_if_all_ones(tmp_path):
+def test_rope_freqs_divide_the_angles(tmp_path):
     model = make_llama()
     ones = write_gguf(tmp_path / "ones.gguf", model, extra=[("rope_freqs.weight", np.ones(8, np.float32))])
     check_weights(open_weights(ones))
-    scaled = write_gguf(
-        tmp_path / "scaled.gguf", model, extra=[("rope_freqs.weight", np.full(8, 2, np.float32))]
-    )
-    with pytest.raises(ModelError, match="rope_freqs"):
-        open_weights(scaled)
+    assert open_weights(ones).config.blueprint.rotary.scaling == "none"
+    divisors = np.linspace(1, 8, 8, dtype=np.float32)
+    scaled = write_gguf(tmp_path / "scaled.gguf", model, extra=[("rope_freqs.weight", divisors)])
+    check_weights(open_weights(scaled))
+    assert open_weights(scaled).config.blueprint.rotary.factors == tuple(divisors.tolist())
+    for wrong in (np.zeros(8), np.full(8, np.nan), np.full(8, -1), np.ones(7), np.ones((8, 1))):
+        path = write_gguf(
+            tmp_path / "bad.gguf", model, extra=[("rope_freqs.weight", wrong.astype(np.float32))]
+        )
+        with pytest.raises(ModelError, match=r"rope_freqs\.weight.*a positive number for each of 8 pairs"):
+            open_weights(path)
 
 
 def test_scaled_rope_in_gguf_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.output import CompletionOutput, RequestOutput
 from pagedinfer.errors import RequestError, UnknownRequest
 
-__all__ = ["complete"]
+__all__ = ["complete", "refused"]
 
 
 def complete(
@@ -40,7 +40,7 @@ def complete(
     """
     places: dict[str, int] = {}
     outbox: deque[RequestOutput] = deque()
-    refused: list[tuple[int, RequestOutput]] = []
+    bad: list[tuple[int, RequestOutput]] = []
     others: list[RequestOutput] = []
     try:
         with DeferredInterrupt():  # no request is live that `places` does not know
@@ -52,8 +52,8 @@ def complete(
                 except RequestError as error:
                     if single:
                         raise
-                    refused.append((place, _refused(prompt, place, str(error))))
-        yield from refused
+                    bad.append((place, refused(prompt, place, str(error))))
+        yield from bad
         while places:
             others += [output for output in engine.step() if output.finished]
             while outbox:
@@ -70,7 +70,8 @@ def complete(
             engine.hand_back(others)
 
 
-def _refused(prompt: object, place: int, error: str) -> RequestOutput:
+def refused(prompt: object, place: int, error: str) -> RequestOutput:
+    """The output of a prompt that could not be submitted."""
     completion = CompletionOutput(0, "", [], finish_reason="error")
     text = prompt if isinstance(prompt, str) else None
     return RequestOutput(f"prompt {place}", text, [], [completion], finished=True, error=error, detail=error)

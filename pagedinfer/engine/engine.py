@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
-from pagedinfer.engine.group import Group, child_id, child_params, child_seed, mix
+from pagedinfer.engine.group import Group, mix, split
 from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.live import LiveRequest
@@ -138,27 +138,22 @@ class Engine:
         eos = () if params.ignore_eos else self._eos_token_ids
         if params.structured_outputs is not None and not eos:
             raise ConfigError("structured_outputs need an end-of-sequence id and this model has none.")
-        seed = params.seed if params.seed is not None else mix(self._seed, self._num_requests)
-        many = params.num_children > 1
-        requests = []
-        for index in range(params.num_children):
-            rid = child_id(request_id, index) if many else request_id
-            if many and rid in self.scheduler.requests:
+        whole = Request(
+            request_id,
+            len(token_ids),
+            self.config.max_model_len if params.max_tokens is None else params.max_tokens,
+            params=params,
+            token_ids=token_ids,
+            seed=params.seed if params.seed is not None else mix(self._seed, self._num_requests),
+            end_token_ids=(*eos, *(params.stop_token_ids or ())),
+        )
+        requests = [whole] if params.num_children == 1 else split(whole)
+        for request in requests:
+            if request is not whole and request.request_id in self.scheduler.requests:
                 raise DuplicateRequest(
-                    f"Request {rid!r} is still live; {request_id!r} needs this id for an output."
+                    f"Request {request.request_id!r} is still live; {request_id!r} needs this id for an output."
                 )
-            requests.append(
-                Request(
-                    rid,
-                    len(token_ids),
-                    self.config.max_model_len if params.max_tokens is None else params.max_tokens,
-                    params=child_params(params, index) if many else params,
-                    token_ids=list(token_ids),
-                    seed=child_seed(seed, index),
-                    end_token_ids=(*eos, *(params.stop_token_ids or ())),
-                    rules=make_rules(params, self._tokenizer, self._make_mask),
-                )
-            )
+            request.rules = make_rules(params, self._tokenizer, self._make_mask)
         return requests
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -234,6 +229,7 @@ class Engine:
             interrupt.forward = True
             result = self.runner.execute(plan) if plan.scheduled else StepResult({})
             interrupt.forward = False
+            plan.check_result(result)
         except BaseException as error:
             interrupt.forward = False
             self._deliver(self.scheduler.cancel(plan, f"{type(error).__name__}: {error}"))
@@ -308,6 +304,10 @@ class Engine:
         Raises:
             UnknownRequest: no live request has this id.
         """
+        if group := self._groups.get(request_id):
+            raise UnknownRequest(
+                f"Request {request_id!r} has several outputs, each a request: {', '.join(group.live)}."
+            )
         try:
             return self.scheduler.requests[request_id]
         except KeyError:

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.live import LiveRequest
 from pagedinfer.engine.output import CompletionOutput, RequestOutput
+from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Update
 
-__all__ = ["Group", "child_id", "child_params", "child_seed", "mix"]
+__all__ = ["Group", "child_seed", "mix", "split"]
 
 
 class Group:
@@ -76,31 +77,40 @@ class Group:
 
     def _best(self, completions: list[CompletionOutput]) -> list[CompletionOutput]:
         wanted, hide = self._params.n, self._params.logprobs is None
-        if wanted < len(
-            completions
-        ):  # failed ones last; sorting is stable, so of equals the earlier child wins
-            completions.sort(key=lambda c: (c.finish_reason == "error", -(c.cumulative_logprob or 0.0)))
+        if wanted < len(completions):
+            # Failed and aborted ones come last. Sorting is stable: of equals the earlier child wins.
+            completions.sort(
+                key=lambda c: (c.finish_reason in ("error", "abort"), -(c.cumulative_logprob or 0.0))
+            )
         return [
             replace(completion, index=index, logprobs=None if hide else completion.logprobs)
             for index, completion in enumerate(completions[:wanted])
         ]
 
 
-def child_id(request_id: str, index: int) -> str:
-    """The scheduler's name for a child."""
-    return f"{request_id}.{index}"
+def split(request: Request) -> list[Request]:
+    """The children of a request: "r0.0", "r0.1", ..., each with one output and a seed of its own.
 
-
-def child_params(params: SamplingParams, index: int) -> SamplingParams:
-    """A child's own parameters: one output; only the first scores the prompt; ranking needs log-probabilities."""
-    ranked = params.num_children > params.n
-    return replace(
-        params,
-        n=1,
-        best_of=None,
-        prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-        logprobs=0 if ranked and params.logprobs is None else params.logprobs,
-    )
+    Only the first scores the prompt. Where the best of more are wanted, ranking needs log-probabilities.
+    """
+    how = request.params
+    ranked = how.num_children > how.n
+    return [
+        replace(
+            request,
+            request_id=f"{request.request_id}.{index}",
+            params=replace(
+                how,
+                n=1,
+                best_of=None,
+                prompt_logprobs=how.prompt_logprobs if index == 0 else None,
+                logprobs=0 if ranked and how.logprobs is None else how.logprobs,
+            ),
+            token_ids=list(request.token_ids),
+            seed=child_seed(request.seed, index),
+        )
+        for index in range(how.num_children)
+    ]
 
 
 def child_seed(seed: int, index: int) -> int:

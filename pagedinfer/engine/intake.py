@@ -104,7 +104,9 @@ def check_params(
 def _check_without_logits(params: SamplingParams) -> None:
     """Refuse what promises something about the output that tokens by a rule cannot keep."""
     promises = ("logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words", "token_mask", "logits_processors",
-                "structured_outputs", "best_of")  # fmt: skip
+                "structured_outputs")  # fmt: skip
+    if params.num_children > params.n:
+        raise ConfigError(f"best_of={params.best_of} ranks by logits and this engine simulates without any.")
     for name in promises:
         if (value := getattr(params, name)) not in (None, ()):
             raise ConfigError(

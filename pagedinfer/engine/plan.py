@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pagedinfer.config import SamplingParams, TokenMask
+from pagedinfer.errors import RunnerError
 
 __all__ = ["ScheduledRequest", "StepPlan", "StepResult", "TokenLogprobs", "TokenRules"]
 
@@ -105,6 +106,24 @@ class StepPlan:
     def __bool__(self) -> bool:
         """Whether there is anything to run or to end."""
         return bool(self.scheduled or self.exhausted)
+
+    def check_result(self, result: StepResult) -> None:
+        """Refuse a runner's answer that does not fit the plan, before it changes anything.
+
+        Raises:
+            RunnerError: a request that samples got neither a token nor an error, or another one got a token.
+        """
+        sampling = {item.request_id for item in self.scheduled if item.samples}
+        extra = sorted(result.tokens.keys() - sampling)
+        silent = sorted(rid for rid in sampling if not result.tokens.get(rid) and rid not in result.errors)
+        if extra or silent:
+            what = f"tokens for {', '.join(extra)}, which did not sample" if extra else ""
+            what += " and " if extra and silent else ""
+            what += f"neither a token nor an error for {', '.join(silent)}" if silent else ""
+            raise RunnerError(
+                f"The runner's answer to step {self.step} has {what}; it must hold a token or an error for each "
+                "request of the plan with `samples`, and for no other."
+            )
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
         return [

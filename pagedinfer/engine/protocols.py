@@ -12,7 +12,10 @@ __all__ = ["Runner", "Tokenizer"]
 
 @runtime_checkable
 class Runner(Protocol):
-    """Computes a step: the torch runner with a model, the simulated runner with a rule."""
+    """Computes a step: the torch runner with a model, the simulated runner with a rule.
+
+    A runner that has no logits says so with `has_logits = False`; the engine then refuses what only logits can give.
+    """
 
     vocab_size: int
     """Token ids are below this; the engine refuses others before a runner sees them."""

@@ -20,10 +20,11 @@ class Rotary:
     """Share of each head's dimensions that turn, from the first on; the others carry no position."""
     scaling: str = "none"
     """"none"; "linear": all angles divided by `factor`; "llama3" (Llama 3.1): slow angles divided, fast ones kept;
-    "yarn" (arXiv 2309.00071): the same with a ramp over dimensions."""
+    "yarn" (arXiv 2309.00071): the same with a ramp over dimensions; "divided": each pair by a number of its own;
+    "longrope" (arXiv 2402.13753): by that up to `original_length` tokens, and by another beyond."""
     factor: float = 1.0
     original_length: int = 0
-    """The context length before scaling: llama3 and yarn measure wavelengths by it."""
+    """The context length before scaling: llama3 and yarn measure wavelengths by it, longrope changes its list."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     """llama3: angles that turn less than `low` times over `original_length` are divided, above `high` kept."""
@@ -32,8 +33,11 @@ class Rotary:
     """yarn: the ramp runs between these numbers of turns over `original_length`."""
     truncate: bool = True
     """yarn: whether the ramp's ends are whole dimensions."""
+    factors: tuple[float, ...] = ()
+    """divided and longrope: what the angle of each pair is divided by."""
+    long_factors: tuple[float, ...] = ()
     magnitude: float = 1.0
-    """Cosines and sines are multiplied by this (yarn's attention factor)."""
+    """Cosines and sines are multiplied by this (the attention factor of yarn and longrope)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

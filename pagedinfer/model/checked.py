@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ MAX_INT = 2**31 - 1
 
 _MAX_TEXT = 1 << 26  # bytes of a config, an index or a template; the largest in use have ten million
 _SHOWN = 160  # characters of a value in a message
+
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = _SHOWN
@@ -95,11 +98,8 @@ def text_of(value: object, what: str) -> str:
         ModelError: it is none; the message names `what`.
 
     """
-    try:
-        if isinstance(value, str) and value.encode() is not None:
-            return value
-    except UnicodeEncodeError:
-        pass
+    if isinstance(value, str) and not _HALF.search(value):
+        return value
     raise ModelError(f"{what} is {shown(value)}; it must be text")
 
 

@@ -90,6 +90,14 @@ class ModelConfig:
                     self.name, f"names special token {token_id}, outside its vocabulary of {self.vocab_size}"
                 )
 
+    @property
+    def usual_max_len(self) -> int:
+        """The most tokens of a request where nobody asks for more: up to here longrope leaves its angles alone."""
+        rotary = self.blueprint.rotary
+        if rotary is None or rotary.scaling != "longrope":
+            return self.max_position_embeddings
+        return min(rotary.original_length, self.max_position_embeddings)
+
     @classmethod
     def from_hf(
         cls,

@@ -10,13 +10,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagedinfer.errors import UnknownArchitecture
+from pagedinfer.model.blueprint import Blueprint
 from pagedinfer.model.checked import Fields, config_error, printable, shown, texts, whole
 from pagedinfer.model.families import FAMILIES, Family
 from pagedinfer.model.family_fields import FamilyFields
 
 __all__ = ["config_error", "eos_ids", "first_id", "gguf_fields", "hf_fields", "refuse_architecture"]
 
-_GGUF_FAMILIES = ("llama",)
+# Architectures of GGUF files, which keep biases and norms of their own as tensors.
+_GGUF_FAMILIES = {
+    "llama": Blueprint(),
+    "qwen2": Blueprint(qkv_bias=True),
+    "qwen3": Blueprint(qk_norm="head"),
+}
 _MAX_LAYERS = 10_000
 
 _HF_SIZES = (
@@ -180,6 +186,7 @@ def gguf_fields(metadata: Mapping[str, Any], *, tie_word_embeddings: bool, dtype
             *(metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
         ),
         "dtype": dtype,
+        "blueprint": _GGUF_FAMILIES[architecture],
     }
 
 

@@ -31,7 +31,7 @@ __all__ = ["Decoder"]
 
 
 class Decoder:
-    """A decoder-only transformer with its weights.
+    """A decoder-only transformer with its weights. No request may have more than `max_len` tokens.
 
     Attributes:
         config: the model's shape and blueprint.
@@ -47,8 +47,10 @@ class Decoder:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        max_len: int | None = None,
     ) -> None:
         self.config = config
+        self._max_len = config.usual_max_len if max_len is None else max_len
         self.ops = ops or TorchOps()
         self.dtype = dtype
         self.device = torch.device(device)
@@ -99,7 +101,9 @@ class Decoder:
         rule = AttentionRule(window=window, scale=plan.attention_scale, softcap=plan.attention_softcap)
         if rotary is None:
             return rule
-        frequencies = scaled_frequencies(rotary, self.config.head_dim, theta, self.device)
+        frequencies = scaled_frequencies(
+            rotary, self.config.head_dim, theta, self.device, max_len=self._max_len
+        )
         return replace(rule, frequencies=frequencies, magnitude=rotary.magnitude)
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:

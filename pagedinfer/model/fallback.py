@@ -7,28 +7,25 @@ with positions. Whether that gives their own logits is tried on a few tokens bef
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from pagedinfer.backends.foreign_attention import STEP, ForeignStep, foreign_attention
+from pagedinfer.backends.kv_storage import KVStorage
+from pagedinfer.backends.model_inputs import ModelInputs
 from pagedinfer.errors import ModelError
 from pagedinfer.model.checked import config_error, printable, read_json, shown, whole
 from pagedinfer.model.config_fields import eos_ids
 from pagedinfer.model.families import FAMILIES
+from pagedinfer.model.folder import folder_name
 from pagedinfer.model.weights import list_names
-
-if TYPE_CHECKING:
-    import torch
-
-    from pagedinfer.backends.kv_storage import KVStorage
-    from pagedinfer.backends.model_inputs import ModelInputs
-    from pagedinfer.backends.torch_ops import StepContext
 
 __all__ = ["FallbackConfig", "FallbackModel", "FallbackSource"]
 
 _NAME = "pagedinfer"
-_HARMLESS = {"position_ids", "cache_position"}  # tensors that modules hand on and attention needs not
 _CHANGING_ROTARY = ("dynamic", "longrope")  # angles that depend on the longest request of the batch
 
 
@@ -44,6 +41,11 @@ class FallbackConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str
 
+    @property
+    def usual_max_len(self) -> int:
+        """The most tokens of a request where nobody asks for more."""
+        return self.max_position_embeddings
+
 
 class FallbackSource:
     """A folder whose architecture the decoder does not compute, checked as far as its config tells.
@@ -53,10 +55,8 @@ class FallbackSource:
     """
 
     def __init__(self, path: Path) -> None:
-        import torch
-
         raw = read_json(path / "config.json")
-        self._path, self._name = path, printable(path.name)
+        self._path, self._name = path, printable(folder_name(path, raw))
         self._architecture = str(raw.get("model_type"))
         try:
             from transformers import AutoConfig, AutoModelForCausalLM
@@ -119,92 +119,22 @@ class FallbackSource:
         Raises:
             ModelError: the checkpoint is damaged, or logits differ.
         """
-        import torch
         from transformers import AutoModelForCausalLM
 
         try:
-            module, report = AutoModelForCausalLM.from_pretrained(
+            made: Any = AutoModelForCausalLM.from_pretrained(
                 self._path, dtype=dtype, attn_implementation="eager", local_files_only=True,
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
         except Exception as error:
             raise self.refusal(f"transformers cannot load it ({_first_line(error)})") from error
+        module, report = made
         for what in ("missing", "unexpected", "mismatched"):  # transformers goes on with random numbers
             if names := report.get(f"{what}_keys"):
                 raise self.refusal(
                     f"its tensors do not fit its config, {what}: {list_names(map(str, names))}"
                 )
-        module.to(torch.device(device))  # type: ignore[arg-type]  # decorated as if it took none
-        return FallbackModel(self, module, dtype)
-
-
-@dataclass(slots=True)
-class _Step:
-    """What the attention function needs while a step is computed, and what it saw."""
-
-    inputs: ModelInputs
-    kv: KVStorage | None
-    """None: only to see the shapes."""
-    contexts: dict[tuple[Any, ...], StepContext] = field(default_factory=dict)
-    """By window, scale and softcap."""
-    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By layer: KV heads and their size."""
-    windows: set[int] = field(default_factory=set)
-    """Those that layers asked for."""
-    complaint: str = ""
-
-
-_STEP: ContextVar[_Step] = ContextVar("step")
-
-
-def _attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attend as transformers asks, [1, H, T, D] to [1, T, H, D], over the blocks of the step's requests."""
-    import torch
-
-    from pagedinfer.backends.attention import AttentionRule
-    from pagedinfer.backends.torch_ops import TorchOps
-
-    step, layer = _STEP.get(), _numbered(module)
-    unknown = [name for name, value in others.items() if torch.is_tensor(value) and name not in _HARMLESS]
-    if attention_mask is not None or unknown:
-        step.complaint = f"its attention needs {'a mask' if attention_mask is not None else unknown[0]}"
-    elif not getattr(module, "is_causal", True):
-        step.complaint = "its attention looks ahead"
-    elif layer < 0 or key.shape != value.shape or key.shape[0] != 1:
-        step.complaint = "its keys and values do not have one shape per numbered layer"
-    window = sliding_window or getattr(module, "sliding_window", None) or None
-    step.shapes[layer] = (key.shape[1], key.shape[3])
-    if window is not None:
-        step.windows.add(window)
-    if step.complaint or step.kv is None:
-        return torch.zeros_like(query).transpose(1, 2), None
-    known = (window, scaling, softcap)
-    ops = TorchOps()
-    if known not in step.contexts:
-        rule = AttentionRule(window=window, scale=scaling, softcap=softcap)
-        step.contexts[known] = ops.prepare(step.inputs, step.kv, query.shape[1], rule)
-    context = step.contexts[known]
-    step.kv.write(layer, context.slot_mapping, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
-    attended = ops.attention(query[0].transpose(0, 1), layer, step.kv, context)
-    return attended.view(1, query.shape[2], query.shape[1], -1), None
-
-
-def _numbered(module: Any) -> int:
-    """Return the number of an attention module's layer, or -1 where it has none."""
-    layer = getattr(module, "layer_idx", None)
-    return layer if isinstance(layer, int) else -1
+        return FallbackModel(self, module.to(device), dtype)
 
 
 class FallbackModel:
@@ -219,7 +149,7 @@ class FallbackModel:
     def __init__(self, source: FallbackSource, module: Any, dtype: torch.dtype) -> None:
         from transformers import AttentionInterface
 
-        AttentionInterface.register(_NAME, _attention)
+        AttentionInterface.register(_NAME, foreign_attention)
         self.config, self.module, self.dtype = source.config, module, dtype
         self.device: torch.device = module.device
         self.nbytes = sum(weight.nbytes for weight in module.parameters())  # a tied one comes once
@@ -239,8 +169,6 @@ class FallbackModel:
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         """A KV pool for this model."""
-        from pagedinfer.backends.kv_storage import KVStorage
-
         return KVStorage(
             num_layers=self.config.num_layers, num_blocks=num_blocks, block_size=block_size,
             num_kv_heads=self._num_kv_heads, head_dim=self._head_dim, dtype=self.dtype, device=self.device,
@@ -248,22 +176,18 @@ class FallbackModel:
 
     def forward(self, inputs: ModelInputs, kv: KVStorage) -> torch.Tensor:
         """Compute the step's T tokens, writing their keys and values, and return logits [S, vocab_size]."""
-        return self._run(_Step(inputs, kv), inputs.logits_indices)
+        return self._run(ForeignStep(inputs, kv), inputs.logits_indices)
 
     def hidden(self, inputs: ModelInputs, kv: KVStorage) -> torch.Tensor:
         """Compute the step's T tokens, and their logits [T, vocab_size]: modules keep no common state before them."""
-        import torch
-
-        return self._run(_Step(inputs, kv), torch.arange(len(inputs.token_ids), device=self.device))
+        return self._run(ForeignStep(inputs, kv), torch.arange(len(inputs.token_ids), device=self.device))
 
     def logits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Some rows of what `hidden` gave."""
         return x.index_select(0, rows)
 
-    def _run(self, step: _Step, rows: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        inputs, token = step.inputs, _STEP.set(step)
+    def _run(self, step: ForeignStep, rows: torch.Tensor) -> torch.Tensor:
+        inputs, token = step.inputs, STEP.set(step)
         try:
             with torch.inference_mode():
                 logits: torch.Tensor = self.module(
@@ -273,7 +197,7 @@ class FallbackModel:
                     logits_to_keep=rows,
                 ).logits[0]
         finally:
-            _STEP.reset(token)
+            STEP.reset(token)
         if step.complaint:
             raise self._source.refusal(step.complaint)
         # Not every module knows `logits_to_keep`.
@@ -290,8 +214,6 @@ class FallbackModel:
 
     def _eagerly(self, tokens: list[int]) -> torch.Tensor:
         """Their own logits."""
-        import torch
-
         with torch.inference_mode():
             ids = torch.tensor([tokens], device=self.device)
             logits: torch.Tensor = self.module(input_ids=ids, use_cache=False).logits[0]
@@ -299,7 +221,7 @@ class FallbackModel:
 
     def _shapes(self) -> tuple[int, int]:
         """KV heads and their size, the same in all layers."""
-        step = _Step(_inputs([([1, 2, 3], 0, 3, [0])], self.device), None)
+        step = ForeignStep(_inputs([([1, 2, 3], 0, 3, [0])], self.device), None)
         self._run(step, step.inputs.logits_indices)
         if sorted(step.shapes) != list(range(self.config.num_layers)):
             raise self._source.refusal(
@@ -314,8 +236,6 @@ class FallbackModel:
 
     def _paged(self, trials: list[list[int]]) -> list[torch.Tensor]:
         """Their logits with our attention: in chunks, side by side, over scattered blocks."""
-        import torch
-
         long, short = trials
         blocks = -(-len(long) // 4)
         kv = self.new_kv(blocks + 3, 4)
@@ -327,8 +247,6 @@ class FallbackModel:
         return [torch.cat((first[:4], rest, last)), first[4:]]
 
     def _compare(self, got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-        import torch
-
         share = 1e-3 if self.dtype == torch.float32 else 5e-2
         for ours, theirs in zip(got, expected, strict=True):
             largest = theirs.float().abs().max()
@@ -341,10 +259,6 @@ class FallbackModel:
 
 def _inputs(shares: list[tuple[list[int], int, int, list[int]]], device: torch.device) -> ModelInputs:
     """A step of blocks of 4 that computes tokens start to end of each (tokens, start, end, block table)."""
-    import torch
-
-    from pagedinfer.backends.model_inputs import ModelInputs
-
     ids = [token for tokens, start, end, _ in shares for token in tokens[start:end]]
     places = [(place, table) for _, start, end, table in shares for place in range(start, end)]
     lens = [end - start for _, start, end, _ in shares]

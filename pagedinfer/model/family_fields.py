@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pagedinfer.model.blueprint import Experts, Rotary
-from pagedinfer.model.checked import Fields, config_error, finite, shown, whole
+from pagedinfer.model.checked import Fields, config_error, finite, flag, shown, whole
 
 __all__ = ["FamilyFields"]
 
+_MAX_EXPERTS = 100_000  # of all layers together; each is three tensors to list
+
 _MAX_LAYERS = 10_000
+_MAX_EXPERTS = 100_000  # in all layers together; each has three tensors, and a claim is checked by name
 _KINDS = ("full_attention", "sliding_attention")
 # What a scaled rotary may say, beyond its type and base.
 _SCALED: dict[str, frozenset[str]] = {
@@ -23,6 +27,8 @@ _SCALED: dict[str, frozenset[str]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": frozenset({"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
                        "truncate"}),
+    "longrope": frozenset({"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
+                           "long_factor"}),
 }  # fmt: skip
 
 
@@ -97,7 +103,12 @@ class FamilyFields(Fields):
         dense = tuple(layer for layer in range(self.layers) if layer in plain or (layer + 1) % step)
         if len(dense) == self.layers:
             return None
-        found, used = self.whole(count), self.whole("num_experts_per_tok")
+        found = self.whole(count, high=max(1, _MAX_EXPERTS // self.layers))
+        used = self.whole("num_experts_per_tok")
+        if found * (self.layers - len(dense)) > _MAX_EXPERTS:
+            raise self.error(
+                f"{count} {found} in {self.layers} layers; at most {_MAX_EXPERTS} experts in all"
+            )
         if used > found:
             raise self.error(f"num_experts_per_tok {used}, but {found} experts in {count}")
         return Experts(
@@ -161,24 +172,44 @@ class FamilyFields(Fields):
                 raise self.error(f"{key} {found} in {self._rotary_key()}; it must be positive")
             return found
 
-        factor = number("factor")
-        if kind == "linear":
-            return Rotary(share=share, scaling=kind, factor=factor)
-        usual = self._values.get("original_max_position_embeddings") or self._get(
-            "max_position_embeddings", 2048
-        )
-        length = int(number("original_max_position_embeddings", usual))
+        longest = self.whole("max_position_embeddings", 2048)
+        first = self.whole("original_max_position_embeddings", longest)
+        length = int(number("original_max_position_embeddings", first))
+        factor = number("factor", longest / length if kind == "longrope" else None)
+        scaled = Rotary(share=share, scaling=kind, factor=factor, original_length=length)
         if kind == "llama3":
             low, high = number("low_freq_factor"), number("high_freq_factor")
             if high <= low:
                 raise self.error(f"low_freq_factor {low}, which is not below high_freq_factor {high}")
-            return Rotary(share=share, scaling=kind, factor=factor, original_length=length,
-                          low_freq_factor=low, high_freq_factor=high)  # fmt: skip
-        usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-        return Rotary(share=share, scaling=kind, factor=factor, original_length=length,
-                      beta_fast=number("beta_fast", 32), beta_slow=number("beta_slow", 1),
-                      truncate=bool(inner.get("truncate", True)),
-                      magnitude=number("attention_factor", usual))  # fmt: skip
+            return replace(scaled, low_freq_factor=low, high_freq_factor=high)
+        if kind == "yarn":
+            magnitude = number("attention_factor", 0.1 * math.log(max(factor, 1)) + 1)
+            fast, slow = number("beta_fast", 32), number("beta_slow", 1)
+            whole_dims = flag(inner, "truncate", True)
+            return replace(scaled, beta_fast=fast, beta_slow=slow, truncate=whole_dims, magnitude=magnitude)
+        if kind == "longrope":
+            usual = math.sqrt(1 + math.log(max(factor, 1)) / math.log(max(length, 2)))
+            short, long = (self._factors(inner, key, share) for key in ("short_factor", "long_factor"))
+            magnitude = number("attention_factor", usual)
+            return replace(scaled, factors=short, long_factors=long, magnitude=magnitude)
+        return scaled
+
+    def _factors(self, inner: Mapping[str, Any], key: str, share: float) -> tuple[float, ...]:
+        """Read longrope's list of divisors, one for each pair of dimensions that turns."""
+        size = (
+            self.whole("head_dim")
+            if self.has("head_dim")
+            else self.whole("hidden_size") // self.whole("num_attention_heads")
+        )
+        pairs, listed = int(size * share) // 2, inner.get(key)
+        if not isinstance(listed, list) or len(listed) != pairs:
+            raise self.error(
+                f"{key} {shown(listed)} in {self._rotary_key()}; it must be a list of {pairs} numbers"
+            )
+        factors = tuple(finite(factor, self._what(f"{key} in {self._rotary_key()}")) for factor in listed)
+        if min(factors) <= 0:
+            raise self.error(f"{key} with {min(factors)} in {self._rotary_key()}; all must be positive")
+        return factors
 
     def _rotary_key(self) -> str:
         return "rope_scaling" if self.has("rope_scaling") else "rope_parameters"
@@ -222,4 +253,5 @@ class FamilyFields(Fields):
 
 
 def _kind(inner: Mapping[str, Any]) -> str:
-    return str(inner.get("rope_type") or inner.get("type") or "default")
+    kind = str(inner.get("rope_type") or inner.get("type") or "default")
+    return "longrope" if kind == "su" else kind

@@ -18,7 +18,7 @@ from pagedinfer.model.weights import EMBEDDING, CheckpointFile, WeightInfo, list
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FolderWeights", "safetensors_files"]
+__all__ = ["FolderWeights", "folder_name", "safetensors_files"]
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]{,200}")  # no way out of the folder
 
@@ -36,7 +36,7 @@ class FolderWeights(CheckpointFile):
         generation_file = path / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else None
         self._stored = _all_tensors(path)
-        parsed = ModelConfig.from_hf(config, generation, name=_folder_name(path, config))
+        parsed = ModelConfig.from_hf(config, generation, name=folder_name(path, config))
         self._places = _one_place_each(
             path, find_places(parsed, {k: v.shape for k, v in self._stored.items()})
         )
@@ -138,7 +138,7 @@ def safetensors_files(path: Path) -> dict[Path, list[str]]:
     return {path / file: files[file] for file in sorted(files)}
 
 
-def _folder_name(path: Path, config: Mapping[str, Any]) -> str:
+def folder_name(path: Path, config: Mapping[str, Any]) -> str:
     """Name a model after its folder; in the Hugging Face cache that is `models--org--name/snapshots/hash`."""
     cached = re.search(r"models--(.+?)[/\\]snapshots[/\\]", path.as_posix() + "/")
     return cached[1].replace("--", "/") if cached else str(config.get("_name_or_path") or path.resolve().name)

@@ -33,6 +33,8 @@ _NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -42,7 +44,7 @@ _NAMES = {
 
 
 class GgufWeights(CheckpointFile):
-    """A `.gguf` file of the Llama family, under Hugging Face's names and row order.
+    """A `.gguf` file of Llama, Qwen2 or Qwen3, under Hugging Face's names and row order.
 
     Raises:
         ModelError: the file is damaged, or asks for what the decoder does not compute.
@@ -93,7 +95,10 @@ class GgufWeights(CheckpointFile):
             chunk.copy_(self._decode(name, first, chunk.shape))
         heads = {"q": self.config.num_heads, "k": self.config.num_kv_heads}
         match = re.fullmatch(r".*\.self_attn\.([qk])_proj\.weight", name)
-        return _unpermute(out, heads[match[1]], name) if match else out
+        # llama.cpp's converter turns the rows of its first architecture only.
+        return (
+            _unpermute(out, heads[match[1]], name) if match and self.config.architecture == "llama" else out
+        )
 
     def _decode(self, name: str, first: int, shape: tuple[int, ...]) -> torch.Tensor:
         """Rows `first` and following as float32."""
@@ -132,11 +137,11 @@ def _unpermute(weight: torch.Tensor, heads: int, name: str) -> torch.Tensor:
 
 def _hf_name(name: str) -> str:
     """Translate a name; an unknown one stays as it is, and `check_weights` will report it."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", name)
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if not match or match[2] not in _NAMES:
         return name
     layer = f"model.layers.{match[1]}." if match[1] else ""
-    return f"{layer}{_NAMES[match[2]]}.weight"
+    return f"{layer}{_NAMES[match[2]]}.{match[3]}"
 
 
 def _storage(path: Path, tensor: GgufTensor) -> Any:

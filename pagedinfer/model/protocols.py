@@ -29,6 +29,10 @@ class ModelInfo(Protocol):
         """The most tokens of a request."""
 
     @property
+    def usual_max_len(self) -> int:
+        """The most tokens of a request where nobody asks for more."""
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
 

@@ -13,12 +13,20 @@ __all__ = ["scaled_frequencies"]
 
 
 def scaled_frequencies(
-    rotary: Rotary, head_dim: int, theta: float, device: torch.device | str = "cpu"
+    rotary: Rotary, head_dim: int, theta: float, device: torch.device | str = "cpu", *, max_len: int = 0
 ) -> torch.Tensor:
-    """Angle per position of each pair of dimensions that turns, [int(head_dim * share) // 2] float32."""
+    """Angle per position of each pair of dimensions that turns, [int(head_dim * share) // 2] float32.
+
+    `max_len` is the most tokens of a request. By it longrope takes one of its lists for all requests: were it by
+    the length reached, all earlier keys would have to be computed again at the border.
+    """
     plain = rope_frequencies(int(head_dim * rotary.share), theta, device)
     if rotary.scaling == "linear":
         return plain / rotary.factor
+    if rotary.scaling in ("divided", "longrope"):
+        long = rotary.scaling == "longrope" and max_len > rotary.original_length
+        factors = rotary.long_factors if long else rotary.factors
+        return plain / torch.tensor(factors, device=plain.device)
     if rotary.scaling == "none":
         return plain
     kept = _llama3_kept(rotary, plain) if rotary.scaling == "llama3" else _yarn_kept(rotary, plain, theta)

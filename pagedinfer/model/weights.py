@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -192,19 +192,14 @@ def check_weights(source: WeightSource) -> None:
 
 
 def _drop_harmless(source: CheckpointFile) -> None:
-    """Drop the extras that are known to change nothing, after looking that they indeed don't."""
+    """Drop the extras that are known to change nothing, or only the config, after looking that it is so."""
     import torch
 
     for name in source.names():
         if name.endswith(".rotary_emb.inv_freq"):
             source.drop(name)  # a buffer that old checkpoints saved; the decoder computes it from rope_theta
         elif name == "rope_freqs.weight":
-            harmless = source.info(name).shape == (source.config.head_dim // 2,)
-            if not harmless or not bool((source.read(name, torch.float32) == 1).all()):
-                raise ModelError(
-                    f'"{source.path}" scales its rotary frequencies (rope_freqs.weight is not a one for each pair), '
-                    "which pagedinfer does not support"
-                )
+            source.config = _with_divisors(source, name)
             source.drop(name)
         elif name == OUTPUT and source.config.tie_word_embeddings:
             same = source.info(OUTPUT).shape == source.info(EMBEDDING).shape
@@ -216,6 +211,26 @@ def _drop_harmless(source: CheckpointFile) -> None:
                     "set tie_word_embeddings to false in config.json if the output is a matrix of its own"
                 )
             source.drop(name)
+
+
+def _with_divisors(source: CheckpointFile, name: str) -> ModelConfig:
+    """Read a GGUF's divisors of rotary angles: so llama.cpp writes the scaling of Llama 3."""
+    import torch
+
+    config, rotary = source.config, source.config.blueprint.rotary
+    divisors = source.read(name, torch.float32) if len(source.info(name).shape) == 1 else torch.zeros(0)
+    usable = len(divisors) == config.head_dim // 2 and bool(
+        (divisors > 0).all() and divisors.isfinite().all()
+    )
+    if rotary is None or rotary.scaling != "none" or not usable:
+        raise ModelError(
+            f'"{source.path}" divides its rotary angles by {name}, which must be a positive number for each of '
+            f"{config.head_dim // 2} pairs in a model that does not scale them otherwise"
+        )
+    if bool((divisors == 1).all()):
+        return config
+    divided = replace(rotary, scaling="divided", factors=tuple(divisors.tolist()))
+    return replace(config, blueprint=replace(config.blueprint, rotary=divided))
 
 
 def list_names(names: Iterable[str]) -> str:

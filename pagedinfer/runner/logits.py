@@ -38,17 +38,21 @@ def shape(
     """Change the rows of `logits` [S, vocab_size], float32, in place, each as its request asks.
 
     Returns:
-        copies of the changed rows as they were, by row, and for rows that failed (a hook raised, or gave something
-        that is no mask) the sentence why.
+        by row, copies of rows as they were, where log-probabilities are wanted of them; and, for rows that failed (a
+        hook raised, or gave something that is no mask), the sentence why.
     """
     raw: dict[int, torch.Tensor] = {}
     errors: dict[int, str] = {}
     for row, item in enumerate(items):
         if _asks(item):
-            raw[row] = logits[row].clone()
+            if item.params.logprobs is not None:
+                raw[row] = logits[row].clone()
             try:
                 _shape_row(logits[row], item)
-            except Exception as error:  # a caller's hook: its request ends, no other
+            except BaseException as error:  # a caller's hook: its request ends, no other
+                # A panic of Rust code is no Exception, but neither are Ctrl-C and exit, which must go on.
+                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                    raise
                 errors[row] = f"{type(error).__name__} in a mask or logits processor: {error}"
     return raw, errors
 
@@ -137,7 +141,9 @@ def _penalize(
     """Repetition: Keskar et al., "CTRL" (2019); frequency and presence: as in OpenAI's interface."""
     device = logits.device
     if how.repetition_penalty != 1.0:
-        seen = torch.tensor([*{*prompt_ids, *output_ids}], device=device)
+        seen = torch.tensor(
+            prompt_ids + output_ids, device=device
+        )  # an id that comes twice is written twice alike
         values = logits[seen]
         logits[seen] = torch.where(
             values > 0, values / how.repetition_penalty, values * how.repetition_penalty

@@ -46,8 +46,11 @@ def token_logprobs(logits: torch.Tensor, nums: Sequence[int], token_ids: Sequenc
 
 
 def scored_span(item: ScheduledRequest) -> range:
-    """Positions of the chunk whose logits score a prompt token: the next one. Empty when not asked for."""
-    asked = item.params.prompt_logprobs is not None
+    """Positions of the chunk whose logits score a prompt token: the next one.
+
+    Empty when not asked for, and after a preemption that came when the whole prompt had been scored.
+    """
+    asked = item.params.prompt_logprobs is not None and item.output_index == 0
     return range(item.start, min(item.end, item.num_prompt_tokens - 1) if asked else item.start)
 
 

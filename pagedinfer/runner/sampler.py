@@ -5,13 +5,14 @@ number of the output token and of nothing else, and the first token id at which 
 weights passes u times their total. The sum runs in the order of ids whatever the filters, so a request draws
 the same tokens with any neighbours, in any order, after any preemption.
 
-The weight of a token is exp((logit - best logit) / temperature), in float32; the best token's is 1. The
-filters:
+What penalties, biases and masks do to the logits before is `runner.logits`'s part; log-probabilities are of the
+logits before that. The weight of a token is exp((logit - best logit) / temperature), in float32; the best
+token's is 1. The filters, in vLLM's order:
 
-1. top-k keeps the k largest logits.
-2. top-p keeps the smallest set of the largest weights whose share of what top-k left is at least top_p; 1
+1. min-p keeps weights of at least min_p.
+2. top-k keeps the k largest logits.
+3. top-p keeps the smallest set of the largest weights whose share of what the others left is at least top_p; 1
    keeps all.
-3. min-p keeps weights of at least min_p.
 
 A share or weight that misses its bound by one part in a million counts as reaching it, since float32 logits
 cannot say it better: probabilities .5 .3 .1 .1 with top_p .8 keep two. Where a filter must cut through equal
@@ -83,7 +84,7 @@ def sample(
         logits: [S, vocab_size], any float dtype.
         params: how, per row.
         uniforms: a number in [0, 1) per row; greedy rows ignore theirs.
-        raw: rows [vocab_size] as the model gave them, where `logits.shape` has changed them since.
+        raw: rows [vocab_size] as the model gave them, where they were changed since and have log-probabilities.
 
     A row whose logits hold NaN or +inf, or nothing above -inf, becomes an error; the other rows are not
     touched.
@@ -101,9 +102,7 @@ def sample(
         ranked = [row for row, done in zip(ranked, settled.tolist(), strict=True) if not done]
         num_candidates *= 16
     out = [token if finite[row] else -1 for row, token in enumerate(tokens.tolist())]
-    errors = {
-        row: _why_nothing(best[row].item(), raw.get(row)) for row, good in enumerate(finite) if not good
-    }
+    errors = {row: _why_nothing(best[row].item()) for row, good in enumerate(finite) if not good}
     asked = {row: num for row, how in enumerate(params) if (num := how.logprobs) is not None and finite[row]}
     logprobs: dict[int, TokenLogprobs] = {}
     if asked:
@@ -113,11 +112,9 @@ def sample(
     return Sampled(out, errors, logprobs)
 
 
-def _why_nothing(best: float, raw: torch.Tensor | None) -> str:
-    if raw is not None and best == -_INF and raw.max().isfinite():
-        return (
-            "masks, allowed ids, bad words and min_tokens together rule out every token: no token to choose."
-        )
+def _why_nothing(best: float) -> str:
+    if best == -_INF:
+        return "masks, allowed ids, bad words and min_tokens (or the model) rule out every token: none to choose."
     return f"the model's logits are not finite (their maximum is {best}): no token to choose."
 
 
@@ -155,15 +152,14 @@ class _Rows:
         )
 
     def weights(self, logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-        """exp((logits - best) / temperature)."""
-        return logits.sub(best).div_(self.temperature).exp_()
+        """exp((logits - best) / temperature), 0 below min-p."""
+        weights = logits.sub(best).div_(self.temperature).exp_()
+        return weights.masked_fill_(weights < self.min_p, 0.0) if self.min_p.any() else weights
 
 
 def _draw(rows: _Rows) -> torch.Tensor:
     """Tokens [R] of rows without top-k and top-p."""
     weights = rows.weights(rows.logits, rows.logits.amax(-1, keepdim=True))
-    if rows.min_p.any():
-        weights.masked_fill_(weights < rows.min_p, 0.0)
     return _inverse_cdf(weights, rows.uniform)[:, 0]
 
 
@@ -189,7 +185,7 @@ def _draw_ranked(rows: _Rows, num_candidates: int) -> tuple[torch.Tensor, torch.
     values, weights, ids = (each.gather(1, order) for each in (values, weights, ids))
     ties, above = values == cut, values > cut
     kept = above | (ties & (ties.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
-    weights.masked_fill_(~kept | (weights < rows.min_p), 0.0)
+    weights.masked_fill_(~kept, 0.0)
     return ids.gather(1, _inverse_cdf(weights, rows.uniform))[:, 0], settled[:, 0]
 
 
@@ -218,6 +214,7 @@ def sample_reference(logits: Sequence[float], params: SamplingParams, u: float) 
         token = logits.index(best)
         return token, {token}
     weight = [math.exp((logit - best) / params.temperature) for logit in logits]
+    weight = [share if share >= params.min_p * _SLACK else 0.0 for share in weight]
     ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if params.top_k > 0:
         ranked = ranked[: params.top_k]
@@ -228,7 +225,7 @@ def sample_reference(logits: Sequence[float], params: SamplingParams, u: float) 
             share += weight[ranked[count]]
             count += 1
         ranked = ranked[:count]
-    kept = sorted(token for token in ranked if weight[token] > 0.0 and weight[token] >= params.min_p * _SLACK)
+    kept = sorted(token for token in ranked if weight[token] > 0.0)
     aim = u * sum(weight[token] for token in kept)
     share = 0.0
     for token in kept:

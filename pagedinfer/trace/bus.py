@@ -117,7 +117,7 @@ class EventBus:
     def _call(self, sub: Subscription, event: Event) -> None:
         try:
             sub(event)
-        except Exception as error:
+        except BaseException as error:  # whatever it is, the step that it happens in must go on
             sub.close()
             self.emit(Error("subscriber", f"{sub!r}: {type(error).__name__}: {error}"))
             warnings.warn(
