@@ -40,7 +40,8 @@ class LLM:
 
     Args:
         model: "smollm2-135m", "tiny" (seeded random weights, no download), a folder with `config.json` and
-            safetensors, a `.gguf` file, or a hub id.
+            safetensors, a `.gguf` file, or a hub id. A folder whose architecture is none of ours runs through the
+            modules of transformers, where those are installed and can use paged attention.
         dtype: "auto", "bfloat16", "float16" or "float32".
         max_model_len: the most tokens of a request; default the model's own limit, or where a model changes its
             rotary positions beyond some length (longrope) that length.

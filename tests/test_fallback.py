@@ -140,10 +140,14 @@ def test_half_precision_passes_the_trial(dtype, built):
 @pytest.mark.parametrize(
     ("family", "change", "reason"),
     [
-        ("mamba", {}, "does not use the attention interface"),
-        ("falcon", {}, "does not use the attention interface"),
+        ("mamba", {}, 'layers of type "linear_attention"'),
+        ("bloom", {}, "does not use the attention interface"),
         ("t5", {}, "no such causal model"),
-        ("nonsense", {}, "no such causal model"),
+        ("nonsense", {}, "does not read its config"),
+        ("granite", {"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648"),
+        ("granitemoe", {"num_local_experts": 2**31}, "num_local_experts is 2147483648"),
+        ("granite", {"hidden_size": "x"}, "does not read its config"),
+        ("granite", {"eos_token_id": 500}, "end token 500 is outside"),
         ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "layers of type"),
         ("granite", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic rotary"),
     ],

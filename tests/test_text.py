@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 
-from pagedinfer.config import SamplingParams
+from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.protocols import Tokenizer
 from pagedinfer.engine.text import OutputText, find_end
 from pagedinfer.errors import ModelError
 from pagedinfer.model.sources import resolve
 from pagedinfer.model.tiny import ByteTokenizer
 from pagedinfer.model.tokenizer import TextTokenizer, open_tokenizer
+from pagedinfer.sim.simulated import SimulatedRunner
 
 
 class Pieces:
@@ -76,6 +78,76 @@ def sentencepiece():
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
     )
     return TextTokenizer(backend, vocab_size=backend.get_vocab_size())
+
+
+BYTES = 8  # the id of byte 0 in `llama2`
+
+
+@pytest.fixture(scope="module", params=["space prefix", "none"])
+def llama2(request):
+    """SentencePiece with byte fallback as Llama 2 has it, from GGUF metadata: what has no piece is spelled in bytes."""
+    words = ["<unk>", "<s>", "</s>", "▁", "▁Hello", "é", "▁▁", "\ufffd"]
+    tokens = [*words, *(f"<0x{byte:02X}>" for byte in range(256)), "ab", "▁b", "c"]
+    return TextTokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 1] + [6] * 256 + [1] * 3,
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.add_space_prefix": request.param == "space prefix",
+        }
+    )
+
+
+def spelled(text):
+    return [BYTES + byte for byte in text.encode()]
+
+
+# Pieces, special tokens, and bytes that often make characters, whole, cut and wrong.
+llama2_ids = st.lists(
+    st.one_of(
+        st.integers(0, 7).map(lambda token: [token]),
+        st.integers(BYTES + 256, BYTES + 258).map(lambda token: [token]),
+        st.integers(BYTES, BYTES + 255).map(lambda token: [token]),
+        st.sampled_from("é☕🙂a \n\ufffd").map(spelled),
+        st.sampled_from("é☕🙂").map(lambda text: spelled(text)[:-1]),
+    ),
+    max_size=8,
+).map(lambda parts: [token for part in parts for token in part])
+
+
+@settings(max_examples=1000, deadline=None)
+@given(llama2_ids, st.booleans())
+@example(
+    [*spelled("é"), BYTES + 0xFF], True
+)  # the é is taken back: bad bytes turn their whole run into marks
+@example([4, *spelled("é"), 2, BYTES + 0xA9], True)  # a special token that is left out does not end the run
+@example([4, *spelled("é"), 2, BYTES + 0xA9], False)
+@example([*spelled("é"), 0, 5, *spelled("🙂")[:3]], True)
+@example([7, 7, BYTES + 0xFF], True)
+def test_sd_06_byte_fallback_adds_up(llama2, token_ids, skip):
+    assert_streams(llama2, token_ids, skip_special_tokens=skip)
+
+
+def test_a_run_of_bytes_is_let_out_by_the_token_after_it(llama2):
+    assert llama2.decode([*spelled("é"), BYTES + 0xFF]) == "\ufffd" * 3
+    shown, final = grow(llama2, [5, *spelled("☕\n"), 5, BYTES + 0x0A])
+    assert shown == ["", "é", "é", "é", "é", "é", "é☕\né", "é☕\né"]
+    assert final == "é☕\né\n"
+
+
+def test_sd_02_a_stop_spelled_in_bytes_stops_at_once(llama2):
+    shown, final = grow(llama2, [5, *spelled("☕\nx"), 5], stop="\n")
+    assert final == "é☕"
+    assert len(shown) == 1 + 5  # before anything follows that would let the line end out
+    assert grow(llama2, spelled("☕🙂"), stop="🙂", include_stop_str_in_output=True)[1] == "☕🙂"
+
+
+def test_only_byte_fallback_is_decoded_twice(llama2, smollm2, sentencepiece):
+    assert llama2.decode([llama2.bad_byte_id]) == "\ufffd"
+    assert smollm2.bad_byte_id is sentencepiece.bad_byte_id is None
 
 
 @settings(max_examples=300, deadline=None)
@@ -144,6 +216,24 @@ def test_sd_04_bytes_that_are_never_valid_do_not_hold_the_rest_back():
     assert final == "\ufffdA\ufffdB"
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_prompt_may_end_in_half_a_character(count):
+    """The output's text is the decode of the output's ids: it does not complete the prompt's character."""
+    whole = [*"🙂".encode()]
+    runner = SimulatedRunner(vocab_size=259, rule=lambda item: [*whole[count:], 65][item.output_index])
+    engine = Engine(EngineConfig(num_blocks=8), runner, tokenizer=ByteTokenizer())
+    engine.add_request([66, *whole[:count]], SamplingParams(max_tokens=len(whole) - count + 1))
+    shown = [""]
+    while engine.has_unfinished():
+        (output,) = engine.step()
+        shown.append(output.outputs[0].text)
+    assert output.prompt is None
+    assert output.prompt_token_ids == [66, *whole[:count]]
+    assert output.outputs[0].text == ByteTokenizer().decode([*whole[count:], 65])
+    assert set(shown[:-1]) == {""}  # marks are held back until they can be nothing else
+    assert "\ufffd" in shown[-1]
+
+
 def test_sd_04_a_stop_in_the_middle_of_a_character_drops_the_half():
     ids = [65, *"🙂".encode()[:2], 66, 67]
     _, final = grow(ByteTokenizer(), ids, stop="B")
@@ -189,14 +279,23 @@ def test_include_stop_str_keeps_the_stop_and_nothing_after_it():
 PIECES = Pieces("a", "b", "ab", "ba", "aab", "c")
 
 
-def plain_cut(token_ids, stops):
-    """The slow twin: the whole text after each token, searched from its start."""
+def plain_cut(tokenizer, token_ids, stops, *, keep=False, least=0, skip=True):
+    """The slow twin: after each token the whole text, less a trailing half character, is searched for a stop that ends
+    in what is new. Returns the tokens used, the text, and whether a stop was met.
+    """
+    before = ""
     for count in range(1, len(token_ids) + 1):
-        text = PIECES.decode(token_ids[:count])
-        found = [at for stop in stops if (at := text.find(stop)) >= 0]
+        text = tokenizer.decode(token_ids[:count], skip_special_tokens=skip).rstrip("\ufffd")
+        found = [
+            (at, stop)
+            for stop in stops
+            if (at := text.find(stop, max(0, len(before) - len(stop) + 1))) >= 0 and count >= least
+        ]
         if found:
-            return count, text[: min(found)]
-    return len(token_ids), PIECES.decode(token_ids)
+            at, stop = min(found, key=lambda each: each[0])
+            return count, text[: at + len(stop) if keep else at], True
+        before = text
+    return len(token_ids), tokenizer.decode(token_ids, skip_special_tokens=skip), False
 
 
 @settings(max_examples=500, deadline=None)
@@ -205,11 +304,57 @@ def plain_cut(token_ids, stops):
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
 )
 def test_sd_02_stops_equal_a_plain_search(token_ids, stops):
-    shown, final = grow(PIECES, token_ids, stop=stops)
-    count, expected = plain_cut(token_ids, stops)
-    assert (len(shown) - 1, final) == (count, expected)
-    for piece in shown:
-        assert final.startswith(piece), "the stream showed what was cut later"
+    assert_stops(PIECES, token_ids, stops)
+
+
+def assert_stops(tokenizer, token_ids, stops, *, keep=False, least=0, skip=True):
+    """Through `find_end`, token by token: the twin's end and text, and a stream that takes nothing back."""
+    params = SamplingParams(
+        stop=stops,
+        include_stop_str_in_output=keep,
+        min_tokens=least,
+        max_tokens=None,
+        skip_special_tokens=skip,
+    )
+    text, used, shown = OutputText(tokenizer, params), 0, [""]
+    for token_id in token_ids:
+        _, stop = find_end([token_id], num_output_tokens=used, params=params, end_token_ids=(), text=text)
+        used += 1
+        shown.append(text.visible)
+        if stop is not None:
+            break
+    text.finish()
+    expected = plain_cut(tokenizer, token_ids, stops, keep=keep, least=least, skip=skip)
+    assert (used, text.text, text.stopped_by is not None) == expected
+    for before, after in zip(shown, [*shown[1:], text.text], strict=True):
+        assert after.startswith(before), "the stream showed what was cut later"
+
+
+stop_options = {"keep": st.booleans(), "least": st.integers(0, 6), "skip": st.booleans()}
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    token_ids=llama2_ids,
+    stops=st.lists(st.text("éab\n ☕🙂<", min_size=1, max_size=3), min_size=1, max_size=3),
+    **stop_options,
+)
+@example(token_ids=[*spelled("é"), 5], stops=["éé"], keep=True, least=0, skip=True)
+@example(token_ids=[*spelled("éa"), BYTES + 0xFF], stops=["é"], keep=False, least=3, skip=True)
+def test_sd_02_stops_over_byte_fallback(llama2, token_ids, stops, keep, least, skip):
+    assert_stops(llama2, token_ids, stops, keep=keep, least=least, skip=skip)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["the", " end", "é", "🙂", "<|im_end|>", "\n\n", " 🙂 then"]), max_size=8),
+    cut=st.integers(0, 3),
+    stops=st.lists(st.text("the nd🙂é\n<|", min_size=1, max_size=4), min_size=1, max_size=3),
+    **stop_options,
+)
+def test_sd_02_stops_over_smollm2(smollm2, words, cut, stops, keep, least, skip):
+    ids = smollm2.encode("".join(words))
+    assert_stops(smollm2, ids[: len(ids) - cut], stops, keep=keep, least=least, skip=skip)
 
 
 # -- the end of an output ---------------------------------------------------------------------------------------------

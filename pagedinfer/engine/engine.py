@@ -6,22 +6,21 @@ Every other way to run (`LLM`, notebooks, the simulator) is a loop around `Engin
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
-from pagedinfer.engine.group import Group, mix, split
+from pagedinfer.engine.callers import Callers, Outbox
+from pagedinfer.engine.group import mix, split
 from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.live import LiveRequest
 from pagedinfer.engine.output import RequestOutput
-from pagedinfer.engine.plan import StepPlan, StepResult
+from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.protocols import Runner, Tokenizer
 from pagedinfer.engine.request import Request
-from pagedinfer.engine.scheduler import Scheduler, Update
+from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import ConfigError, DuplicateRequest, EngineClosed, PagedInferError, UnknownRequest
 from pagedinfer.trace.bus import EventBus
 from pagedinfer.trace.events import Error
@@ -72,10 +71,7 @@ class Engine:
         self._info = dict(info or {})
         self._lock = threading.RLock()
         self._make_mask = make_mask
-        self._live: dict[str, LiveRequest] = {}
-        self._groups: dict[str, Group] = {}  # by the caller's id
-        self._parents: dict[str, Group] = {}  # by the child's id
-        self._undelivered: list[RequestOutput] = []
+        self._callers = Callers()
         self._num_requests = 0
         self._stepping = False
         self._closed = False
@@ -89,7 +85,7 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         *,
-        outbox: deque[RequestOutput] | None = None,
+        outbox: Outbox | None = None,
     ) -> str:
         """Queue a prompt; returns its request id ("r0", "r1", ... when none is given).
 
@@ -115,13 +111,11 @@ class Engine:
                 now = self._now()
                 for request in requests:  # if one is refused it is the first: they differ in seed and id only
                     self.scheduler.submit(request, now)
-                    live = LiveRequest(request, text, self._tokenizer, outbox)
-                    self._live[request.request_id] = live
+                    self._callers.add(LiveRequest(request, text, self._tokenizer, outbox))
                 self._num_requests += 1
                 if len(requests) > 1:
-                    children = [self._live[request.request_id] for request in requests]
-                    self._groups[request_id] = group = Group(request_id, params, children, outbox)
-                    self._parents.update((request.request_id, group) for request in requests)
+                    children = [request.request_id for request in requests]
+                    self._callers.add_group(request_id, params, children, outbox)
             return request_id
 
     def _name(self, request_id: str | None) -> str:
@@ -129,7 +123,7 @@ class Engine:
             return next(rid for n in count(self._num_requests) if not self.is_live(rid := f"r{n}"))
         if not isinstance(request_id, str) or not request_id:
             raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
-        if request_id in self._groups:
+        if request_id in self._callers.groups:
             raise DuplicateRequest(f"Request {request_id!r} is still live; wait for it, or use another id.")
         return request_id
 
@@ -166,12 +160,14 @@ class Engine:
             UnknownRequest: no live request has this id.
         """
         with self._lock, DeferredInterrupt():
-            group = self._groups.get(request_id)
+            group = self._callers.groups.get(request_id)
             ids = [rid for rid in group.live if rid in self.scheduler.requests] if group else [request_id]
             updates = [update for rid in ids for update in self.scheduler.abort(rid)]
             # What an interrupted step left behind says less than the output that is returned here.
-            self._undelivered = [o for o in self._undelivered if o.finished or o.request_id != request_id]
-            outputs = self._collect(updates)
+            self._callers.undelivered = [
+                o for o in self._callers.undelivered if o.finished or o.request_id != request_id
+            ]
+            outputs = self._callers.collect(updates)
             for outbox, output in outputs:
                 if outbox is not None:
                     outbox.append(output)
@@ -179,11 +175,11 @@ class Engine:
 
     def is_live(self, request_id: str) -> bool:
         """Whether a request, or a child of one, of this id has not ended."""
-        return request_id in self._groups or request_id in self.scheduler.requests
+        return request_id in self._callers.groups or request_id in self.scheduler.requests
 
     def has_unfinished(self) -> bool:
         """Whether a request is waiting or running, or an output has not been handed out yet."""
-        return bool(self.scheduler.requests or self._undelivered)
+        return bool(self.scheduler.requests or self._callers.undelivered)
 
     def preempt(self, request_id: str, why: str) -> None:
         """Take a running request's place and blocks between two steps; it recomputes and goes on.
@@ -197,7 +193,7 @@ class Engine:
     def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
         """Take outputs back that were not meant for the caller; the next `step` returns them first."""
         with self._lock:
-            self._undelivered += outputs
+            self._callers.undelivered += outputs
 
     # -- the step -----------------------------------------------------------------------------------------------
 
@@ -220,7 +216,7 @@ class Engine:
                         self._run(interrupt)
             finally:
                 self._stepping = False
-            outputs, self._undelivered = self._undelivered, []
+            outputs, self._callers.undelivered = self._callers.undelivered, []
             return outputs
 
     def _run(self, interrupt: DeferredInterrupt) -> None:
@@ -232,66 +228,12 @@ class Engine:
             plan.check_result(result)
         except BaseException as error:
             interrupt.forward = False
-            self._deliver(self.scheduler.cancel(plan, f"{type(error).__name__}: {error}"))
+            self._callers.deliver(self.scheduler.cancel(plan, f"{type(error).__name__}: {error}"))
             if isinstance(error, Exception) and self.bus.subs:
                 self.bus.emit(Error("runner", f"{type(error).__name__}: {error}"))
             raise
-        result, ends = self._look_for_ends(plan, result)
-        self._deliver(self.scheduler.commit(plan, result, ends))
-
-    def _look_for_ends(
-        self, plan: StepPlan, result: StepResult
-    ) -> tuple[StepResult, dict[str, tuple[str, str]]]:
-        """Cut each request's new tokens at its end, if it is there. One request's fault ends that request only."""
-        ends: dict[str, tuple[str, str]] = {}
-        tokens: dict[str, Sequence[int]] = {}
-        errors = dict(result.errors)
-        for rid, new in result.tokens.items():
-            live = self._live[rid]
-            try:
-                tokens[rid], end = live.take(new)
-                if rid in result.logprobs:
-                    live.add_logprobs(result.logprobs[rid][: len(tokens[rid])], tokens[rid])
-                if end is not None:
-                    ends[rid] = end
-            except Exception as error:
-                tokens[rid], errors[rid] = new, f"{type(error).__name__} while making text: {error}"
-        for rid, (first, rows) in result.prompt_logprobs.items():
-            try:
-                self._live[rid].add_prompt_logprobs(first, rows)
-            except Exception as error:
-                errors[rid] = f"{type(error).__name__} while making text: {error}"
-        return replace(result, tokens=tokens, errors=errors), ends
-
-    def _deliver(self, updates: Iterable[Update]) -> None:
-        """Put the updates' outputs where their requests' outputs go."""
-        for outbox, output in self._collect(updates):
-            (self._undelivered if outbox is None else outbox).append(output)
-
-    def _collect(self, updates: Iterable[Update]) -> list[tuple[deque[RequestOutput] | None, RequestOutput]]:
-        """An output of each request that was updated, one for all its children, and the outbox that it goes to."""
-        outputs: list[tuple[deque[RequestOutput] | None, RequestOutput]] = []
-        groups: dict[str, Group] = {}
-        for update in updates:
-            request_id = update.request.request_id
-            live = self._live.get(request_id)
-            if live is None or live.request is not update.request:
-                continue  # a subscriber has aborted it while this step closed
-            group, ended = self._parents.get(request_id), update.finish_reason is not None
-            if ended:
-                del self._live[request_id]
-            if group is None:
-                outputs.append((live.outbox, live.output(update)))
-                continue
-            groups[group.request_id] = group
-            if ended:
-                del self._parents[request_id]
-                group.note(update)
-        for group in groups.values():
-            if group.finished:
-                del self._groups[group.request_id]
-            outputs.append((group.outbox, group.output()))
-        return outputs
+        result, ends = self._callers.look_for_ends(result)
+        self._callers.deliver(self.scheduler.commit(plan, result, ends))
 
     def _now(self) -> float:
         return self.scheduler.step if self._clock is None else self._clock()
@@ -304,7 +246,7 @@ class Engine:
         Raises:
             UnknownRequest: no live request has this id.
         """
-        if group := self._groups.get(request_id):
+        if group := self._callers.groups.get(request_id):
             raise UnknownRequest(
                 f"Request {request_id!r} has several outputs, each a request: {', '.join(group.live)}."
             )
@@ -322,12 +264,7 @@ class Engine:
         """Assert every invariant of queues and pool. Between steps."""
         with self._lock:
             self.scheduler.check()
-            assert self._live.keys() == self.scheduler.requests.keys(), (
-                "live requests and their outputs differ"
-            )
-            children = [rid for group in self._groups.values() for rid in group.live]
-            assert sorted(children) == sorted(self._parents), "groups and their live children differ"
-            assert self._parents.keys() <= self._live.keys(), "a live child is no live request"
+            self._callers.check(self.scheduler.requests)
 
     def metrics(self) -> dict[str, int | float]:
         """Counts now and since the start. `kv_usage` is a share, 0 to 1."""
@@ -371,7 +308,10 @@ class Engine:
         with self._lock, DeferredInterrupt():
             if self._closed:
                 return
-            for request_id in [*self._groups, *(self.scheduler.requests.keys() - self._parents.keys())]:
+            for request_id in [
+                *self._callers.groups,
+                *(self.scheduler.requests.keys() - self._callers.parents.keys()),
+            ]:
                 self.abort(request_id)
             self._closed = True
             self.runner.close()

@@ -31,7 +31,11 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Text to ids and back."""
+    """Text to ids and back.
+
+    One with byte fallback (a bad byte changes the text of the byte tokens before it) names, as `bad_byte_id`, a token
+    that does so: its one byte is no character. See `engine.text`.
+    """
 
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]

@@ -75,10 +75,11 @@ class ModelConfig:
                 "each KV head must serve the same number of query heads",
             )
         rotary = self.blueprint.rotary
-        if rotary and int(self.head_dim * rotary.share) % 2:
+        turning = int(self.head_dim * rotary.share) if rotary else 2
+        if turning < 2 or turning % 2:
             raise config_error(
                 self.name,
-                f"has head_dim {self.head_dim}, of which {rotary.share:g} turns; rotary positions need an even part",
+                f"has head_dim {self.head_dim}, of which {turning} turn; rotary positions need an even number",
             )
         if self.dtype not in _DTYPES:
             raise config_error(

@@ -31,7 +31,7 @@ __all__ = ["Decoder"]
 
 
 class Decoder:
-    """A decoder-only transformer with its weights. No request may have more than `max_len` tokens.
+    """A decoder-only transformer with its weights; `max_len` is the most tokens that its caller gives a request.
 
     Attributes:
         config: the model's shape and blueprint.

@@ -26,6 +26,7 @@ from pagedinfer.model.weights import list_names
 __all__ = ["FallbackConfig", "FallbackModel", "FallbackSource"]
 
 _NAME = "pagedinfer"
+_MOST = 10_000  # layers, or experts of one
 _CHANGING_ROTARY = ("dynamic", "longrope")  # angles that depend on the longest request of the batch
 
 
@@ -66,14 +67,17 @@ class FallbackSource:
             ) from error
         try:
             theirs = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # what a stranger's config makes of a stranger's code
+            raise self.refusal(f"transformers does not read its config ({_first_line(error)})") from error
+        text = theirs.get_text_config()
+        self._check(text)
+        try:
             with torch.device("meta"):  # no memory, no weights
                 outline = AutoModelForCausalLM.from_config(theirs)  # type: ignore[no-untyped-call]
-        except Exception as error:  # what a stranger's config makes of a stranger's code
+        except Exception as error:
             raise self.refusal(f"transformers has no such causal model ({_first_line(error)})") from error
         if not outline.is_backend_compatible():
             raise self.refusal("its module in transformers does not use the attention interface")
-        text = theirs.get_text_config()
-        self._check(text)
         generation_file = path / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else {}
         self.config = FallbackConfig(
@@ -87,6 +91,9 @@ class FallbackSource:
             eos_token_ids=eos_ids(text.eos_token_id, generation.get("eos_token_id")),
             dtype=str(text.dtype or "float32").removeprefix("torch."),
         )
+        outside = [token for token in self.config.eos_token_ids if token >= self.config.vocab_size]
+        if outside:
+            raise self.refusal(f"its end token {outside[0]} is outside its vocabulary of {text.vocab_size}")
 
     def close(self) -> None:
         """Nothing to close."""
@@ -101,6 +108,10 @@ class FallbackSource:
 
     def _check(self, text: Any) -> None:
         """Refuse what our attention cannot stand in for, where the config already says so."""
+        for key, value in text.to_dict().items():  # a claim for which modules would be made
+            counts = ("layer" in key or "expert" in key) and "size" not in key
+            if counts and isinstance(value, int) and value > _MOST:
+                raise self.refusal(f"{key} is {value}; at most {_MOST} are computed")
         kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if kinds:
             raise self.refusal(f"it has layers of type {shown(sorted(kinds)[0])}")

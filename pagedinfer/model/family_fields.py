@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pagedinfer.errors import ModelError
 from pagedinfer.model.blueprint import Experts, Rotary
 from pagedinfer.model.checked import Fields, config_error, finite, flag, shown, whole
 
@@ -59,7 +60,7 @@ class FamilyFields(Fields):
             raise self.error(f"{key} {number}; it must be positive")
         return number
 
-    def error(self, text: str) -> Exception:
+    def error(self, text: str) -> ModelError:
         """Make the error of a field: "the model ... has" and the text."""
         return config_error(self._name, f"has {text}")
 
@@ -75,7 +76,10 @@ class FamilyFields(Fields):
             if others:
                 raise self.error(f"layer_types with {shown(others[0])}; supported: {' and '.join(_KINDS)}")
             usual = [kind == "sliding_attention" for kind in kinds]
-        if not any(usual) or not self.flag("use_sliding_window", True) or not self.has("sliding_window"):
+        has_window = self.flag("use_sliding_window", True) and self.has("sliding_window")
+        if kinds is not None and any(usual) and not has_window:
+            raise self.error('layer_types with "sliding_attention", but no sliding_window in use')
+        if not any(usual) or not has_window:
             return ()
         window = self.whole("sliding_window")
         return tuple(window if slides else None for slides in usual)
@@ -105,10 +109,6 @@ class FamilyFields(Fields):
             return None
         found = self.whole(count, high=max(1, _MAX_EXPERTS // self.layers))
         used = self.whole("num_experts_per_tok")
-        if found * (self.layers - len(dense)) > _MAX_EXPERTS:
-            raise self.error(
-                f"{count} {found} in {self.layers} layers; at most {_MAX_EXPERTS} experts in all"
-            )
         if used > found:
             raise self.error(f"num_experts_per_tok {used}, but {found} experts in {count}")
         return Experts(
@@ -139,8 +139,13 @@ class FamilyFields(Fields):
             raise self.error(
                 f"rope_parameters with sliding_attention {shown(inner)}; windowed layers are not scaled here"
             )
-        base = inner.get("rope_theta", self._get("rope_local_base_freq", 10000.0))
-        return finite(base, self._what("rope_local_base_freq"))
+        base = inner.get("rope_theta")
+        base = (
+            self.positive("rope_local_base_freq") if base is None else finite(base, self._what("rope_theta"))
+        )
+        if base <= 0:
+            raise self.error(f"rope_theta {base} of windowed layers; it must be positive")
+        return base
 
     def rotary(self) -> Rotary:
         """How positions turn queries and keys, beyond the base."""
@@ -152,10 +157,9 @@ class FamilyFields(Fields):
         known = _SCALED.get(kind, frozenset()) | {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
         unknown = sorted(key for key in inner if key not in known and inner[key] is not None)
         if kind not in _SCALED or unknown:
-            key = "rope_scaling" if self.has("rope_scaling") else "rope_parameters"
-            why = "" if kind not in _SCALED else f" without {shown(unknown[0])}"
+            why = "" if kind not in _SCALED else f", without {shown(unknown[0])}"
             raise self.error(
-                f"{key} {shown(inner)}, which is not supported; types: {', '.join(_SCALED)}{why}"
+                f"{self._rotary_key()} {shown(inner)}, which is not supported; types: {', '.join(_SCALED)}{why}"
             )
         share = self._share()
         if kind == "default":

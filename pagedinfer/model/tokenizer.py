@@ -32,6 +32,9 @@ class TextTokenizer:
         chat_template: Jinja source, where there is one.
         template_tokens: further names for the template (`pad_token`, ...).
 
+    Attributes:
+        bad_byte_id: with byte fallback, a token whose byte alone is no character; see `engine.protocols.Tokenizer`.
+
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class TextTokenizer:
         self.eos_token_id = eos_token_id
         self.eos_token_ids = eos_ids(eos_token_id, eos_token_ids)
         self.chat_template = chat_template
+        with _guarded("the tokenizer does not work", ModelError):
+            self.bad_byte_id = _bad_byte(backend)
         self.special_token_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -245,6 +250,12 @@ def _begins_with(backend: Any, bos_token_id: int | None) -> bool:
         backend.decode([0])
         ids = backend.encode("", add_special_tokens=True).ids
     return bool(ids) and ids[0] == bos_token_id
+
+
+def _bad_byte(backend: Any) -> int | None:
+    """A token of one byte that is no character alone, where the decoder makes bytes of tokens written <0xNN>."""
+    ids = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(0xFF, 0x7F, -1))
+    return next((found for found in ids if found is not None and backend.decode([found]) == "\ufffd"), None)
 
 
 def _special_names(config: Mapping[str, Any]) -> dict[str, str]:
