@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -11,24 +10,17 @@ from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pagedinfer.async_engine import AsyncEngine
-from pagedinfer.backends.torch_ops import TorchOps
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.completion import complete, refused
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.output import RequestOutput
-from pagedinfer.errors import ConfigError, RequestError, UnknownArchitecture
-from pagedinfer.model.decoder import Decoder
-from pagedinfer.model.fallback import FallbackSource
-from pagedinfer.model.protocols import CausalModel
-from pagedinfer.model.tiny import ByteTokenizer, TinyWeights
-from pagedinfer.model.weights import WeightSource
+from pagedinfer.errors import ConfigError, RequestError
+from pagedinfer.runner.load import check_device, load_model
 from pagedinfer.runner.pool_size import check_pool_size, choose_num_blocks
 from pagedinfer.runner.structured import StructuredOutputs
-from pagedinfer.runner.torch_runner import TorchRunner, pick_dtype
+from pagedinfer.runner.torch_runner import TorchRunner
 
 __all__ = ["LLM"]
 
@@ -95,25 +87,16 @@ class LLM:
             num_blocks=num_blocks, kv_cache_bytes=kv_cache_bytes, memory_share=gpu_memory_utilization
         )
         SamplingParams(seed=seed)
-        _check_device(device)
-        source, self.tokenizer = _open(model)
-        try:
-            limit = source.config.max_position_embeddings
-            if max_model_len is not None and max_model_len > limit:
-                raise ConfigError(
-                    f"max_model_len={max_model_len}: {source.config.name} takes at most {limit} tokens."
-                )
-            max_model_len = source.config.usual_max_len if max_model_len is None else max_model_len
-            decoder = _load(source, pick_dtype(dtype, source.config, device), device, max_model_len)
-        finally:
-            source.close()
+        check_device(device)
+        loaded = load_model(model, dtype=dtype, device=device, max_model_len=max_model_len)
+        self.tokenizer = loaded.tokenizer
         num_blocks = choose_num_blocks(
-            bytes_per_block=decoder.new_kv(1, block_size).bytes_per_block,
+            bytes_per_block=loaded.model.new_kv(1, block_size).bytes_per_block,
             block_size=block_size,
-            max_model_len=max_model_len,
+            max_model_len=loaded.max_model_len,
             max_num_seqs=max_num_seqs,
-            weight_bytes=decoder.nbytes,
-            device=decoder.device,
+            weight_bytes=loaded.model.nbytes,
+            device=loaded.model.device,
             num_blocks=num_blocks,
             kv_cache_bytes=kv_cache_bytes,
             memory_share=gpu_memory_utilization,
@@ -121,28 +104,24 @@ class LLM:
         config = EngineConfig(
             num_blocks=num_blocks,
             block_size=block_size,
-            max_model_len=max_model_len,
+            max_model_len=loaded.max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             watermark=watermark,
         )
         self.engine = Engine(
             config,
-            TorchRunner(decoder, num_blocks=num_blocks, block_size=block_size),
+            TorchRunner(loaded.model, num_blocks=num_blocks, block_size=block_size),
             tokenizer=self.tokenizer,
-            eos_token_ids=source.config.eos_token_ids,
+            eos_token_ids=loaded.eos_token_ids,
             seed=seed or 0,
             wall_clock=time.perf_counter,
-            make_mask=StructuredOutputs(
-                self.tokenizer,
-                source.config.vocab_size,
-                sorted({*self.tokenizer.eos_token_ids, *source.config.eos_token_ids}),
-            ),
+            make_mask=StructuredOutputs(self.tokenizer, loaded.config.vocab_size, loaded.eos_token_ids),
             info={
                 "model": Path(model).name if Path(model).exists() else model,
-                "dtype": str(decoder.dtype).removeprefix("torch."),
+                "dtype": str(loaded.model.dtype).removeprefix("torch."),
                 "device": device,
-                "modules": "pagedinfer" if isinstance(decoder, Decoder) else "transformers",
+                "modules": loaded.modules,
             },
         )
         self._async = AsyncEngine(self.engine)
@@ -317,43 +296,6 @@ class LLM:
             f"LLM({info['model']}{through}, {info['dtype']}, {config.num_blocks} blocks of {config.block_size} tokens, "
             f"max_model_len={config.max_model_len})"
         )
-
-
-def _open(model: str) -> tuple[WeightSource | FallbackSource, Any]:
-    if model == "tiny":
-        return TinyWeights(), ByteTokenizer()
-    from pagedinfer.model.sources import resolve
-    from pagedinfer.model.tokenizer import open_tokenizer
-    from pagedinfer.model.weights import open_weights
-
-    path = resolve(model)
-    tokenizer = open_tokenizer(path)
-    try:
-        return open_weights(path), tokenizer
-    except UnknownArchitecture:
-        if not path.is_dir():
-            raise
-    return FallbackSource(path), tokenizer
-
-
-def _load(
-    source: WeightSource | FallbackSource, dtype: torch.dtype, device: str, max_len: int
-) -> CausalModel:
-    if isinstance(source, FallbackSource):
-        logging.getLogger("pagedinfer").warning(
-            "%s: the architecture %s is computed by transformers' own modules over our KV blocks; slower than %s.",
-            source.config.name, source.config.architecture, "the families that pagedinfer computes itself",
-        )  # fmt: skip
-        return source.load(dtype, device)
-    return Decoder(source.config, TorchOps(), dtype=dtype, device=device, max_len=max_len).load(source)
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=torch.device(device))
-    except (AssertionError, RuntimeError, TypeError) as error:  # all three come from torch, by kind of device
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device={device!r} cannot be used here ({reason}); use 'cpu'.") from error
 
 
 def _is_single(prompts: object) -> bool:

@@ -200,6 +200,8 @@ def test_ids_never_collide(llm):
     engine.add_request("c", request_id="c.1")
     with pytest.raises(DuplicateRequest, match="'c' needs this id"):
         engine.add_request("c", warm(n=2), request_id="c")
+    with pytest.raises(DuplicateRequest, match=r"'c\.1' is still live"):  # the id of a request with one output
+        engine.add_request("c", warm(n=2), request_id="c.1")
     engine.check()
     assert engine.add_request("d", warm(n=2)) == "r2"
     assert set(run_bounded(engine, 50)) == {"a", "c.1", "r2"}

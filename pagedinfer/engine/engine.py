@@ -143,9 +143,11 @@ class Engine:
         )
         requests = [whole] if params.num_children == 1 else split(whole)
         for request in requests:
-            if request is not whole and request.request_id in self.scheduler.requests:
+            # The scheduler refuses a live id, but of a group it does not see the caller's.
+            ids = () if request is whole else (request_id, request.request_id)
+            if live := [rid for rid in ids if rid in self.scheduler.requests]:
                 raise DuplicateRequest(
-                    f"Request {request.request_id!r} is still live; {request_id!r} needs this id for an output."
+                    f"Request {live[0]!r} is still live; {request_id!r} needs this id for its outputs."
                 )
             request.rules = make_rules(params, self._tokenizer, self._make_mask)
         return requests

@@ -1,8 +1,8 @@
 """Structured outputs: a JSON schema, a regular expression, a choice or a grammar becomes a mask over the vocabulary.
 
 The grammar library is llguidance (https://github.com/guidance-ai/llguidance), an extra of its own. It was chosen by
-cost, measured on two cores with a vocabulary of 49,152 and a schema of five top-level fields: it compiles in 1 to 2 ms and
-takes 0.02 to 0.04 ms per token, depends on nothing and brings 8 MB. xgrammar 0.2.9 takes 30 ms and 0.004 ms per
+cost, measured on two cores with a vocabulary of 49,152 and a schema of five top-level fields: it compiles in 1 to 2 ms
+and takes 0.02 to 0.04 ms per token, depends on nothing and brings 8 MB. xgrammar 0.2.9 takes 30 ms and 0.004 ms per
 token but requires torch, transformers and Triton and 6 s to import; outlines-core 0.2.14 takes 4.1 s and 0.5 ms per
 token and knows no grammars.
 """
