@@ -5,6 +5,7 @@ Importing this package loads the standard library only. What needs torch or ipyw
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from pagedinfer.trace.recording import Recording
 
 __version__ = "0.1.0"
+
+# torch's CPU threads (GNU OpenMP) spin while they wait for each other. Where anything else runs beside them, that made
+# a decode step of SmolLM2 four to eight times slower; asleep they cost little. It is here because it takes effect only
+# before torch is loaded; a value that is set already stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _LAZY = {
     "LLM": "pagedinfer.llm",

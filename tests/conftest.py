@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is loaded: see pagedinfer/backends/__init__.py.
+# Before torch is loaded: see pagedinfer/__init__.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from pagedinfer.config import EngineConfig, SamplingParams

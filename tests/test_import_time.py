@@ -1,6 +1,7 @@
 """What `import pagedinfer` costs, and what works where torch and numpy are not installed."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -142,3 +143,15 @@ def test_the_blocker_blocks():
     assert python(
         BLOCKER + "try:\n    import torch\nexcept ImportError as e:\n    print(e)", "torch"
     ).startswith("No module")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_torchs_threads_sleep_while_they_wait_unless_told_otherwise(given, expected):
+    """Set before torch is loaded, or it would have no effect."""
+    code = "import os, sys, pagedinfer; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", expected]
