@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -46,7 +47,7 @@ class _Stream:
 
     def send(self, output: RequestOutput | None, error: BaseException | None = None) -> None:
         """Called in the worker. A reader whose loop has ended reads no more."""
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed, perhaps just now
             self.loop.call_soon_threadsafe(self.put, output, error)
 
 
@@ -142,9 +143,15 @@ class AsyncEngine:
         try:
             others = self.engine.step()
         except BaseException as error:  # whatever it is, the readers must hear of it
-            for request_id, stream in list(self._streams.items()):
-                self._abort(request_id)
+            streams, self._streams = self._streams, {}
+            for stream in streams.values():  # first of all: an abort may fail as well
                 stream.send(None, error)
+            for request_id in streams:
+                with suppress(
+                    Exception
+                ):  # an engine that cannot even abort; the readers know the first error
+                    if self.engine.is_live(request_id):
+                        self.engine.abort(request_id)
             return
         self.engine.hand_back([output for output in others if output.finished])
         while self._outbox:
@@ -168,7 +175,7 @@ class AsyncEngine:
 
         with self._guard:
             self._jobs.put(run)
-            if self._worker is None:
+            if self._worker is None or not self._worker.is_alive():
                 self._worker = threading.Thread(target=self._work, name="pagedinfer-steps", daemon=True)
                 self._worker.start()
         return done

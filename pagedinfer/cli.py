@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pagedinfer import __version__
-from pagedinfer.errors import PagedInferError
+from pagedinfer.errors import ConfigError, PagedInferError
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone can still be noticed
+    except BrokenPipeError:
+        # `pagedinfer demo | head -1`: nobody reads on, so stop; and leave nothing for the interpreter to flush.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["models"]:
         from pagedinfer.model.sources import models_main
 
@@ -29,9 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument(
         "--tiny", action="store_true", help="a tiny model with random weights; nothing is downloaded"
     )
-    demo.add_argument(
-        "--html", type=Path, default=Path("demo.html"), help="where to write the page (demo.html)"
-    )
+    demo.add_argument("--html", default="demo.html", help="where to write the page (demo.html)")
     commands.add_parser("models", help="list, fetch or find model files", add_help=False)
     options = parser.parse_args(arguments)
     try:
@@ -42,13 +54,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f'pagedinfer: {error.name} is missing: pip install "pagedinfer[lab]"', file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"pagedinfer: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\npagedinfer: stopped", file=sys.stderr)
         return 130
 
 
 def _demo(options: argparse.Namespace) -> int:
+    page = _page(options.html)
     from pagedinfer.demo import run_demo
 
-    run_demo(tiny=options.tiny, html=options.html)
+    run_demo(tiny=options.tiny, html=page)
     return 0
+
+
+def _page(name: str) -> Path:
+    """The path of the page to write, refused before the run when nothing can be written there."""
+    page = Path(name)
+    if not name or page.is_dir():
+        raise ConfigError(f"--html {name!r}: it must be a file to write, like demo.html, not a folder.")
+    if not page.parent.is_dir():
+        raise ConfigError(f"--html {name!r}: there is no folder {str(page.parent)!r}; create it first.")
+    if not os.access(page if page.exists() else page.parent, os.W_OK):
+        raise ConfigError(f"--html {name!r}: it cannot be written; choose another place.")
+    return page

@@ -9,18 +9,29 @@ __all__ = [
     "ModelError",
     "OutOfBlocks",
     "PagedInferError",
+    "RecordingError",
     "RequestError",
     "RequestTooLong",
     "RunnerError",
     "UnknownArchitecture",
     "UnknownRequest",
     "count",
+    "describe_error",
 ]
 
 
 def count(number: int, noun: str) -> str:
     """`1 block`, `2 blocks`: a number and its noun, for sentences."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def describe_error(error: BaseException, doing: str = "") -> str:
+    """`ValueError: text`, or `ValueError while doing: text`; never raises, whatever the error's own `str` does."""
+    try:
+        text = str(error)
+    except BaseException:  # a foreign class may do anything here, and this is called where nothing may raise
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}{doing and f' while {doing}'}: {text}"
 
 
 class PagedInferError(Exception):
@@ -64,6 +75,10 @@ class UnknownArchitecture(ModelError):
 
 class RunnerError(PagedInferError, RuntimeError):
     """A runner's answer does not fit the plan it was given; the step was cancelled."""
+
+
+class RecordingError(PagedInferError, ValueError):
+    """A file is not a recording that this version can read, a step is not in it, or its events do not fit."""
 
 
 class OutOfBlocks(PagedInferError, RuntimeError):

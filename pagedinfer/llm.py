@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import inspect
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
+from pagedinfer.arguments import is_single, no_progress, one_each, progress, refuse_unsupported
 from pagedinfer.async_engine import AsyncEngine
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.completion import complete, refused
@@ -34,7 +35,8 @@ class LLM:
         model: "smollm2-135m", "tiny" (seeded random weights, no download), a folder with `config.json` and
             safetensors, a `.gguf` file, or a hub id. A folder whose architecture is none of ours runs through the
             modules of transformers, where those are installed and can use paged attention.
-        dtype: "auto", "bfloat16", "float16" or "float32".
+        dtype: "auto", "bfloat16", "float16" or "float32". "auto" is float32 on a CPU, so that outputs agree on every
+            machine; bfloat16 takes half the memory and often half the time.
         max_model_len: the most tokens of a request; default the model's own limit, or where a model changes its
             rotary positions beyond some length (longrope) that length.
         block_size: tokens per KV block, 1 to 256.
@@ -74,11 +76,7 @@ class LLM:
             ConfigError: an option is unknown, out of range or not supported yet.
             ModelError: the model cannot be found, fetched or used.
         """
-        if unsupported:
-            raise ConfigError(
-                f"LLM does not know {', '.join(f'{k}={v!r}' for k, v in unsupported.items())}: not an option, or one "
-                "that is not supported yet; leave it out."
-            )
+        refuse_unsupported(unsupported, inspect.signature(LLM.__init__).parameters)
         # All that needs no model is checked before one is loaded.
         EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
                      max_model_len=1 if max_model_len is None else max_model_len, max_num_seqs=max_num_seqs,
@@ -147,7 +145,7 @@ class LLM:
                 `finish_reason="error"` and `error`.
             ConfigError: the parameters do not suit the model, or their number differs from the prompts'.
         """
-        single = _is_single(prompts)
+        single = is_single(prompts)
         listed: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item, arg-type]
         return self._complete(listed, sampling_params, single=single, use_tqdm=use_tqdm)
 
@@ -165,6 +163,10 @@ class LLM:
             RequestError: a single conversation is empty, or the template refuses it. Among several the others go on,
                 and the bad one's output has `finish_reason="error"` and `error`.
         """
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise RequestError(
+                f'Messages are a {type(messages).__name__}; give a list of {{"role", "content"}}, or several.'
+            )
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         prompts: list[Prompt | RequestError] = []
@@ -176,6 +178,10 @@ class LLM:
         return self._complete(prompts, sampling_params, single=single, use_tqdm=use_tqdm)
 
     def _render(self, conversation: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+        if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence):
+            raise RequestError(
+                f'A conversation is a {type(conversation).__name__}; give a list of {{"role", "content"}}.'
+            )
         if not conversation:
             raise RequestError('A conversation has no messages; give at least one {"role", "content"}.')
         for message in conversation:
@@ -220,9 +226,9 @@ class LLM:
 
         Cancelling the task aborts its requests. Raises as `generate` does.
         """
-        single = _is_single(prompts)
+        single = is_single(prompts)
         listed: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item, arg-type]
-        params = _one_each(sampling_params, len(listed))
+        params = one_each(sampling_params, len(listed))
         jobs = [
             asyncio.ensure_future(self._async.generate(prompt, wanted))
             for prompt, wanted in zip(listed, params, strict=True)
@@ -268,14 +274,22 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         done: dict[int, RequestOutput] = {}
-        show = _progress(len(prompts)) if use_tqdm else _no_progress
-        each = _one_each(params, len(prompts))
+        show = progress(len(prompts)) if use_tqdm else no_progress
+        each = one_each(params, len(prompts))
         with closing(complete(self.engine, prompts, each, single=single)) as steps:
             for place, output in steps:
                 if output.finished:
                     done[place] = output
                     show(len(done))
         return [done[place] for place in range(len(prompts))]
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer, under vLLM's name for it."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters uses."""
+        return SamplingParams()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -296,41 +310,3 @@ class LLM:
             f"LLM({info['model']}{through}, {info['dtype']}, {config.num_blocks} blocks of {config.block_size} tokens, "
             f"max_model_len={config.max_model_len})"
         )
-
-
-def _is_single(prompts: object) -> bool:
-    if isinstance(prompts, str | Mapping):
-        return True
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"Prompts are a {type(prompts).__name__}; give text, token ids, or a list of them."
-        )
-    return bool(prompts) and isinstance(prompts[0], int) and not isinstance(prompts[0], bool)
-
-
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise ConfigError(
-            f"{len(params)} sampling_params for {count} prompts; give one for all, or one for each."
-        )
-    return list(params)
-
-
-def _no_progress(done: int) -> None:
-    """Show nothing."""
-
-
-def _progress(total: int) -> Callable[[int], None]:
-    """A line on the terminal that counts prompts done; nothing elsewhere (logs, notebooks, tests)."""
-    if not sys.stderr.isatty():
-        return _no_progress
-
-    def show(done: int) -> None:
-        sys.stderr.write(f"\r{done} of {total} prompts done" + ("\n" if done == total else ""))
-        sys.stderr.flush()
-
-    return show

@@ -12,6 +12,9 @@ from pagedinfer.errors import ConfigError
 
 __all__ = ["LogitsProcessor", "SamplingParams", "StructuredOutputsParams", "TokenMask"]
 
+MAX_OUTPUTS = 16_384
+"""The most outputs of one prompt: each is a request of its own from the start (vLLM has the same bound for n)."""
+
 LogitsProcessor = Callable[..., Any]
 """`processor(output_token_ids, logits) -> logits`, or with the prompt's ids as a first argument more."""
 
@@ -201,9 +204,9 @@ class SamplingParams:
             )
 
     def _check_counts(self) -> None:
-        check_int("n", self.n, 1)
+        check_int("n", self.n, 1, MAX_OUTPUTS)
         if self.best_of is not None:
-            check_int("best_of", self.best_of, 1)
+            check_int("best_of", self.best_of, 1, MAX_OUTPUTS)
             if self.best_of < self.n:
                 raise ConfigError(f"best_of={self.best_of} is below n={self.n}; raise it, or leave it out.")
         if self.num_children > 1 and self.is_greedy:

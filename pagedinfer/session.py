@@ -25,6 +25,20 @@ class _HasEngine(Protocol):
     engine: Engine
 
 
+def engine_of(engine: Engine | _HasEngine) -> Engine:
+    """The engine itself, whether it or what holds it was given.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = engine if isinstance(engine, Engine) else getattr(engine, "engine", None)
+    if not isinstance(found, Engine):
+        raise ConfigError(
+            f"A session watches an Engine or an LLM, not a {type(engine).__name__}; make one first."
+        )
+    return found
+
+
 class Session:
     """Records an engine from now on and steps it for a view.
 
@@ -35,7 +49,7 @@ class Session:
     """
 
     def __init__(self, engine: Engine | _HasEngine) -> None:
-        self.engine = engine if isinstance(engine, Engine) else engine.engine
+        self.engine = engine_of(engine)
         self._recorder = Recorder(self.engine)
         self.recording: Recording = self._recorder.start()
         self.outputs: dict[str, RequestOutput] = {}

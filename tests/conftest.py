@@ -3,12 +3,17 @@
 import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 # Before torch is loaded: see pagedinfer/__init__.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# A shell that starts pytest in the background makes it ignore Ctrl-C; the tests of interrupts need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.plan import ScheduledRequest, StepPlan

@@ -30,7 +30,7 @@ LAYERS = {
     "sampling_params": ("errors", "checks"),
     "config": ("errors", "checks", "sampling_params"),
     "trace.events": (),
-    "trace.bus": ("trace.events",),
+    "trace.bus": ("errors", "trace.events"),
     "memory": ("errors", "trace.events", "trace.bus"),
     "engine": ("errors", "config", "memory", "trace.events", "trace.bus"),
     "trace": ("errors", "config"),
@@ -41,7 +41,7 @@ LAYERS = {
     "sim": ("errors", "config", "memory", "engine", "trace"),
 }
 # These wire the sides together and may import anything of ours.
-WIRING = {"", "llm", "async_engine", "session", "cli", "demo", "testing", "course"}
+WIRING = {"", "llm", "arguments", "async_engine", "session", "cli", "demo", "testing", "course"}
 CORE = ("errors", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
 LIVE_VIEWS = {"views.widget"}  # the one module of the views that needs more than the standard library
 

@@ -179,6 +179,50 @@ async def test_a_failing_step_reaches_every_reader_and_leaves_the_engine_clean()
     assert (await streams.generate(prompt(0), PARAMS)).finished
 
 
+class Undecodable:
+    """A tokenizer that cannot decode once it is told so."""
+
+    vocab_size, eos_token_ids, bos_token_id, broken = 256, (), None, False
+
+    def encode(self, text, *, add_special_tokens=True):
+        return list(text.encode())
+
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        if self.broken:
+            raise ValueError("cannot decode")
+        return bytes(token_ids).decode("latin-1")
+
+
+@in_a_loop
+async def test_a_failing_step_with_failing_aborts_still_reaches_every_reader():
+    runner = GatedRunner()
+    engine = Engine(EngineConfig(num_blocks=64, block_size=4), runner, tokenizer=Undecodable())
+    streams = AsyncEngine(engine)
+    runner.gate.clear()
+    tasks = [asyncio.ensure_future(streams.generate("hello", PARAMS)) for _ in range(3)]
+    await until(runner.inside.is_set)
+    abort = engine.abort
+    engine.abort = lambda request_id: 1 / 0
+    runner.fail = RuntimeError("no more memory")
+    runner.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {str(r) for r in results} == {"no more memory"}
+    await until(idle)
+    engine.abort, runner.fail = abort, None
+    assert (await streams.generate("hello", PARAMS)).finished
+
+
+@in_a_loop
+async def test_a_worker_that_died_is_replaced():
+    _, engine = make()
+    streams = AsyncEngine(engine)
+    dead = threading.Thread(target=lambda: None)
+    dead.start()
+    dead.join()
+    streams._worker = dead
+    assert (await streams.generate(prompt(0), PARAMS)).finished
+
+
 @in_a_loop
 async def test_refusals_are_raised():
     _, engine = make()

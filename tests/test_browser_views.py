@@ -183,6 +183,16 @@ def test_a_click_in_the_timeline_selects_request_and_step(open_view, exported, r
     assert_clean(page)
 
 
+def test_a_tip_does_not_outlive_its_step(open_view, exported):
+    page, view = open_view(exported)
+    view.locator("[data-block='5']").hover()
+    expect(view.locator(".pi-tip")).to_contain_text("block 5")
+    view.focus()
+    page.keyboard.press("ArrowRight")
+    expect(view.locator(".pi-tip")).to_be_hidden()
+    assert_clean(page)
+
+
 def test_the_keyboard_reaches_blocks_and_requests(open_view, exported, recording):
     page, view = open_view(exported)
     step = view.get_attribute("data-step")

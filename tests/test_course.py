@@ -344,3 +344,69 @@ def test_notebook_00_needs_no_torch():
         "assert check('00.3', names['first_preemption']) and check('00.1', 'newest') and bundled_recording()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- whatever a learner gives ------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_r0_or_no_session_gets_a_sentence(session):
+    from pagedinfer.config import SamplingParams
+
+    with (
+        Engine(EngineConfig(num_blocks=20, block_size=4), SimulatedRunner()) as engine,
+        Session(engine) as other,
+    ):
+        for tokens in (2, 12):
+            other.submit([1, 2], SamplingParams(max_tokens=tokens, detokenize=False))
+        other.run()
+        assert "There is no r0 after step 8 of this run" in check("01.1", [0], other).lines[0]
+        assert check("01.1", [0, 1, 2, 8], engine).lines[0].startswith("The check wants your session")
+    for nothing in (None, 5, "session", object, [session]):
+        assert "it got " in check("01.1", [0], nothing).lines[0]
+        if nothing is not None:
+            assert "it got " in check("01.2", solution("01.2")["slot_mapping"], nothing).lines[0]
+
+
+def test_arrays_are_answers(session):
+    import numpy as np
+
+    right = solution("01.2")["slot_mapping"]
+    assert check("01.1", np.array([0, 1, 2, 8]), session)
+    assert check("01.2", lambda *a: np.array(right(*a)))
+    assert check("00.2", np.int64(14), np.array("r5"), "r0 needs 1 block, 0 free")
+    assert not check("00.2", np.array([14, 15]), "r5", CAUSE)
+    assert not check("00.1", np.array(["newest", "oldest"]))
+    assert not check("00.3", lambda recording: (np.array([1, 2]), "r1"))
+    assert not check("01.3", lambda table, free, n, size: np.array([1, 2]))
+
+
+def test_endless_iterators_and_long_lists_end_in_short_cards(session):
+    from itertools import count
+
+    def broken():
+        yield 1
+        raise KeyError("later")
+
+    for answer in (count(), [7] * 10**6, broken(), 10**5000, [10**5000]):
+        for verdict in (
+            check("01.1", answer, session),
+            check("01.2", lambda *_, answer=answer: answer),
+            check("00.3", lambda _, answer=answer: answer),
+            check("01.3", lambda *_, answer=answer: answer),
+            check("00.2", answer, "r5", CAUSE),
+            check("00.2", 14, answer, CAUSE),
+        ):
+            assert not verdict
+            assert len(repr(verdict)) < 2_000
+
+
+def test_leaving_is_a_failure_not_an_exit():
+    for exercise_id in ("00.3", "01.2", "01.3"):
+        assert "raised SystemExit: 3" in check(exercise_id, lambda *_: sys.exit(3)).lines[0]
+
+    def grown(table, free, num_tokens, block_size):
+        if table == [3, 1] and not free:  # the last case, where there is nothing to take
+            sys.exit(1)
+        return solution("01.3")["append_token"](table, free, num_tokens, block_size)
+
+    assert "not SystemExit" in check("01.3", grown).lines[0]

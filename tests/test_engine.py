@@ -1,6 +1,10 @@
 """The engine over the simulated runner: no model, every path of a request's life."""
 
+import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections import deque
@@ -8,6 +12,7 @@ from collections import deque
 import pytest
 
 from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.completion import complete
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.plan import StepResult
 from pagedinfer.errors import (
@@ -680,6 +685,24 @@ def test_two_threads_share_an_engine():
             lambda rid: StepResult({rid: (97,), "stranger": (97,)}),
             "tokens for stranger, which did not sample",
         ),
+        (lambda rid: None, "is a NoneType; it must be a StepResult"),
+        (lambda rid: StepResult(None), "tokens as a NoneType"),
+        (lambda rid: StepResult({rid: (97,)}, errors=None), "errors as a NoneType"),
+        (lambda rid: StepResult({rid: (97,)}, logprobs=None), "logprobs as a NoneType"),
+        (lambda rid: StepResult({rid: (97,)}, errors={"ghost": "x"}), "errors for ghost, outside its plan"),
+        (
+            lambda rid: StepResult({rid: (97,)}, prompt_logprobs={"ghost": (0, [])}),
+            "prompt_logprobs for ghost",
+        ),
+        (lambda rid: StepResult({}, errors={rid: None}), "a NoneType as error of r0"),
+        (lambda rid: StepResult({rid: (97,), 5: (1,)}), "tokens for 5, which did not sample"),
+        (lambda rid: StepResult({rid: 5}), "a int as tokens of r0"),
+        (lambda rid: StepResult({rid: "ab"}), "a str as tokens of r0"),
+        (lambda rid: StepResult({rid: {3}}), "a set as tokens of r0"),
+        (lambda rid: StepResult({rid: (1.5,)}), "1.5 among the tokens of r0"),
+        (lambda rid: StepResult({rid: (True,)}), "True among the tokens of r0"),
+        (lambda rid: StepResult({rid: (-1,)}), "-1 among the tokens of r0; ids are integers from 0 to 258"),
+        (lambda rid: StepResult({rid: (259,)}), "259 among the tokens of r0"),
     ],
 )
 def test_a_runner_that_answers_wrongly_costs_the_step_and_nothing_else(answer, what):
@@ -712,3 +735,262 @@ def test_a_subscriber_that_exits_leaves_no_plan_open():
     engine.bus.subscribe(leave)
     assert drain(engine)["r0"].outputs[0].text == "abc"
     engine.check()
+
+
+def test_more_tokens_than_max_tokens_are_left_out():
+    class Eager(SimulatedRunner):
+        def execute(self, plan):
+            return StepResult({item.request_id: tuple(range(97, 117)) for item in plan.scheduled})
+
+    engine = make(runner=Eager(vocab_size=259))
+    engine.add_request("Hi", SamplingParams(max_tokens=3))
+    (output,) = engine.step()
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("abc", "length")
+    assert list(output.outputs[0].token_ids) == [97, 98, 99]
+    assert_no_leak(engine)
+
+
+class Mute(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_a_runners_error_without_a_text_leaves_no_plan_open():
+    engine = make(runner=Runner(_0=raising(Mute())))
+    engine.add_request("Hi", SamplingParams(max_tokens=3))
+    before = engine.snapshot()
+    with Recorder(engine) as recording, pytest.raises(Mute):
+        engine.step()
+    assert engine.snapshot() == before
+    assert [event.what for event in recording.errors] == ["Mute: (its text cannot be shown)"]
+    assert drain(engine)["r0"].outputs[0].text == "abc"
+
+
+@pytest.mark.parametrize("error", [ValueError("broken view"), Mute()])
+def test_a_subscriber_that_raises_costs_no_step_where_warnings_are_errors(error, capsys):
+    engine = make()
+
+    def bad(event):
+        raise error
+
+    with warnings.catch_warnings(action="error"):
+        engine.bus.subscribe(bad)
+        engine.add_request("Hi", SamplingParams(max_tokens=3))
+        engine.bus.subscribe(bad)
+        assert drain(engine)["r0"].outputs[0].text == "abc"
+    assert capsys.readouterr().err.count("It is detached; the run goes on.") == 2
+    assert_no_leak(engine)
+
+
+class Flaky(ByteTokenizer):
+    """Cannot decode at the call of number `fail_at`, or from when it is `broken`."""
+
+    calls, fail_at, broken = 0, None, False
+
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        self.calls += 1
+        if self.broken or self.calls == self.fail_at:
+            raise ValueError("cannot decode")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def flaky(fail_at=None):
+    tokenizer = Flaky()
+    tokenizer.fail_at = fail_at
+    runner = SimulatedRunner(vocab_size=259, rule=letters)
+    return tokenizer, Engine(EngineConfig(num_blocks=16), runner, tokenizer=tokenizer)
+
+
+def test_decoding_that_fails_costs_one_request_wherever_it_fails():
+    tokenizer, engine = flaky()
+    for _ in range(3):
+        engine.add_request("a", SamplingParams(max_tokens=3))
+    drain(engine)
+    for fail_at in range(1, tokenizer.calls + 1):
+        _, engine = flaky(fail_at)
+        for _ in range(3):
+            engine.add_request("a", SamplingParams(max_tokens=3))
+        done = drain(engine)
+        assert sorted(output.outputs[0].finish_reason for output in done.values()) == [
+            "error",
+            "length",
+            "length",
+        ]
+        assert [output.error for output in done.values() if output.error] == [
+            "ValueError while making text: cannot decode"
+        ]
+        assert_no_leak(engine)
+
+
+def test_close_closes_the_runner_when_decoding_and_callers_fail():
+    class Full(deque):
+        def append(self, output):
+            raise MemoryError("no room")
+
+    class Closing(SimulatedRunner):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    tokenizer, runner = Flaky(), Closing(vocab_size=259, rule=letters)
+    engine = Engine(EngineConfig(num_blocks=16), runner, tokenizer=tokenizer)
+    box, full = deque(), Full()
+    for outbox in (box, full, box):
+        engine.add_request("a", SamplingParams(max_tokens=30), outbox=outbox)
+    tokenizer.broken = True
+    with pytest.raises(MemoryError, match="no room"):
+        engine.close()
+    engine.close()
+    assert runner.closed == 1
+    assert [output.request_id for output in box if output.finished] == ["r0", "r2"]
+    assert_no_leak(engine)
+
+
+def test_a_group_and_a_request_never_share_an_id():
+    engine, two = make(), SamplingParams(max_tokens=2, n=2)
+    engine.add_request("a", SamplingParams(max_tokens=2), "x")
+    with pytest.raises(DuplicateRequest, match="'x' is still live"):
+        engine.add_request("a", two, "x")
+    engine.add_request("a", SamplingParams(max_tokens=2), "r2.1")
+    assert engine.add_request("a", two) == "r3"  # r2 itself is free, one of its outputs' names is not
+    engine.check()
+
+
+def test_equal_runs_give_equal_recordings_whatever_the_hash_seed():
+    code = """
+from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.engine import Engine
+from pagedinfer.sim.simulated import SimulatedRunner
+from pagedinfer.trace.recorder import Recorder
+engine = Engine(EngineConfig(num_blocks=9, block_size=4, max_model_len=64), SimulatedRunner())
+with Recorder(engine) as recording:
+    for i in range(12):
+        engine.add_request([1], SamplingParams(max_tokens=5, n=1 + i % 3))
+    engine.step()
+    engine.close()
+print(recording.to_jsonl(wall=False))
+"""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert runs[0].count(b"abort") > 12
+    assert runs[0] == runs[1] == runs[2]
+
+
+# -- in the middle of a change, in the same thread --------------------------------------------------------------------
+
+
+def interrupted_step(number, handler):
+    """Three requests, the third step interrupted at its line of this number. Returns whether it has so many lines."""
+    engine, lines, outputs = make(num_blocks=12), 0, {}
+    folder = os.path.dirname(os.path.dirname(sys.modules[Engine.__module__].__file__))
+    for _ in range(3):
+        engine.add_request([1] * 3, SamplingParams(max_tokens=6))
+    outputs |= {output.request_id: output for _ in range(2) for output in engine.step()}
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        if event == "line":
+            lines += 1
+            if lines == number:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before, tracer = signal.signal(signal.SIGUSR1, lambda *_: handler(engine)), sys.gettrace()
+    try:
+        sys.settrace(trace)
+        try:
+            outputs |= {output.request_id: output for output in engine.step()}
+        finally:
+            sys.settrace(tracer)
+            signal.signal(signal.SIGUSR1, before)
+        while engine.has_unfinished():
+            outputs |= {output.request_id: output for output in engine.step()}
+    except EngineClosed:
+        pass
+    assert not engine.scheduler.requests
+    assert_no_leak(engine)
+    return lines >= number, {
+        rid: (output.outputs[0].finish_reason, output.outputs[0].text) for rid, output in outputs.items()
+    }
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no signal of the user's own")
+def test_a_signal_handler_may_abort_at_any_line_of_a_step():
+    number, more = 1, True
+    while more:
+        more, ends = interrupted_step(number, lambda engine: engine.abort("r1"))
+        assert ends["r0"] == ends["r2"] == ("length", "abcdef")
+        if (
+            more and number > 100
+        ):  # at the first lines the abort may come before the step, and return the output
+            assert ends["r1"][1] in ("ab", "abc")
+        number += 1
+    assert number > 300
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no signal of the user's own")
+def test_a_signal_handler_may_close_at_any_line_of_a_step():
+    number, more = 1, True
+    while more:
+        more, ends = interrupted_step(number, Engine.close)
+        assert not more or {reason for reason, _ in ends.values()} <= {None, "abort"}
+        number += 1
+    assert number > 300
+
+
+def test_the_garbage_collector_may_close_a_stream_at_any_allocation():
+    class Holder:
+        pass
+
+    params = SamplingParams(max_tokens=20)
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()  # what is there before need not be looked at again and again
+    try:
+        for threshold in range(60, 140):
+            gc.disable()
+            gc.collect()
+            engine = make(num_blocks=12, max_model_len=40)
+            engine.add_request([1, 2, 3], params)
+            holder = Holder()
+            holder.me = holder  # what a traceback or a notebook's frame does
+            holder.steps = complete(engine, [[5] * 6], [params])
+            next(holder.steps)
+            engine.add_request([1] * 7, params)
+            engine.step()
+            del holder
+            gc.set_threshold(threshold, 1, 1)
+            gc.enable()
+            done = drain(engine)
+            assert done["r0"].outputs[0].finish_reason == done["r2"].outputs[0].finish_reason == "length"
+            gc.collect()
+            assert_no_leak(engine)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+        gc.unfreeze()
+
+
+def test_close_in_a_callback_waits_for_the_end_of_the_call():
+    engine = make()
+    engine.add_request("a", SamplingParams(max_tokens=5))
+    engine.step()
+    engine.bus.subscribe(lambda event: engine.close() if event.kind == "step" else None)
+    (output,) = [output for output in engine.step() if output.finished]
+    assert (output.outputs[0].finish_reason, output.outputs[0].text) == ("abort", "ab")
+    with pytest.raises(EngineClosed):
+        engine.step()
+    assert_no_leak(engine)

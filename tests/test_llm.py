@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 
+import numpy
 import pytest
 import torch
 
@@ -62,6 +63,10 @@ def test_every_form_of_a_prompt_gives_the_same(llm):
         {"prompt_token_ids": ids},
         [("Hello")],
         (ids,),
+        numpy.array(ids),
+        numpy.array([ids]),
+        torch.tensor(ids),
+        torch.tensor([ids]),
     ):
         assert texts(llm.generate(prompts, GREEDY)) == expected
     assert len(expected[0]) > 3
@@ -117,7 +122,30 @@ def test_params_that_do_not_suit_the_model_leave_nothing_behind(llm):
     assert_no_leak(llm.engine)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, {"a"}])
+@pytest.mark.parametrize("params", [5, "greedy", {"temperature": 0}])
+def test_params_of_another_type_are_refused(llm, params):
+    with pytest.raises(
+        ConfigError, match=f"sampling_params is a {type(params).__name__}; give SamplingParams"
+    ):
+        llm.generate(["a"], params)
+    assert_no_leak(llm.engine)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "Hello", {"role": "user", "content": "Hello"}])
+def test_what_is_no_conversation_is_refused(llm, messages):
+    with pytest.raises(RequestError, match=f"Messages are a {type(messages).__name__}; give a list"):
+        llm.chat(messages)
+    (output,) = llm.chat([5])  # several conversations, as it seems: a bad one costs only itself
+    assert output.error.startswith("A conversation is a int; give a list")
+
+
+@pytest.mark.parametrize("size", [{"num_blocks": 10**30}, {"kv_cache_bytes": 10**30}])
+def test_a_pool_beyond_all_memory_is_refused(size):
+    with pytest.raises(ConfigError, match="more than this machine gives; ask for fewer blocks"):
+        LLM("tiny", **size)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a"}, torch.tensor(5)])
 def test_what_is_no_prompt_is_refused(llm, prompts):
     with pytest.raises(RequestError, match="give text, token ids, or a list"):
         llm.generate(prompts)
@@ -565,7 +593,7 @@ def test_a_stop_string_cuts_and_is_never_streamed(llm):
     ("options", "words"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
-        ({"enable_prefix_caching": True, "swap_space": 4}, "enable_prefix_caching=True, swap_space=4"),
+        ({"enable_prefix_caching": True, "swap_space": 4}, "enable_prefix_caching=True.*swap_space=4"),
         ({"block_size": 0}, "block_size=0"),
         ({"block_size": 257}, "block_size=257"),
         ({"num_blocks": 0}, "num_blocks=0"),
@@ -730,3 +758,33 @@ def test_nb_12_every_synchronous_call_works_inside_a_running_loop():
             assert (await llm.agenerate("hello", params))[0].outputs[0].text == whole
 
     asyncio.run(cell())
+
+
+# -- scripts from elsewhere -------------------------------------------------------------------------------------------
+
+
+def test_options_of_vllm_that_say_what_happens_anyway_are_accepted():
+    with LLM(
+        "tiny",
+        num_blocks=8,
+        tensor_parallel_size=1,
+        enforce_eager=True,
+        trust_remote_code=False,
+        swap_space=0,
+    ) as llm:
+        assert llm.get_tokenizer() is llm.tokenizer
+        assert llm.get_default_sampling_params() == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2 is not supported yet; leave it at 1"),
+        ({"quantization": "awq"}, r"quantization='awq' is not supported yet; leave it at None"),
+        ({"max_num_seq": 4}, r"does not know max_num_seq=4.*Did you mean max_num_seqs\?"),
+        ({"colour": "red"}, r"does not know colour='red': it is not an option\.$"),
+    ],
+)
+def test_other_options_are_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM("tiny", num_blocks=8, **options)

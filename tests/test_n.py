@@ -200,7 +200,9 @@ def test_ids_never_collide(llm):
     engine.add_request("c", request_id="c.1")
     with pytest.raises(DuplicateRequest, match="'c' needs this id"):
         engine.add_request("c", warm(n=2), request_id="c")
-    with pytest.raises(DuplicateRequest, match=r"'c\.1' is still live"):  # the id of a request with one output
+    with pytest.raises(
+        DuplicateRequest, match=r"'c\.1' is still live"
+    ):  # the id of a request with one output
         engine.add_request("c", warm(n=2), request_id="c.1")
     engine.check()
     assert engine.add_request("d", warm(n=2)) == "r2"

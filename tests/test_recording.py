@@ -1,6 +1,7 @@
 """Recordings: steps, going back, files."""
 
 import json
+import threading
 
 import pytest
 
@@ -8,7 +9,7 @@ from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import PagedInferError
+from pagedinfer.errors import ConfigError, PagedInferError
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace import recording as recording_module
 from pagedinfer.trace.events import SCHEMA, Meta
@@ -392,3 +393,185 @@ def test_a_recording_cannot_begin_inside_a_subscriber():
     engine.step()
     assert "step" in refused
     assert Recorder(engine).start().events
+
+
+def test_what_a_recording_says_of_itself_is_text_not_html():
+    meta = Meta(SCHEMA, {"num_blocks": 4, "<img src=x onerror=alert(1)>": "<script>alert(2)</script>"})
+    html = Recording([meta])._repr_html_()
+    assert "<img" not in html
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(2)&lt;/script&gt;" in html
+
+
+ODD = ["a\ud800b", "\udcff", "a\x00\x1b[31m\x07", "naïve 🙂 \u2028"]
+
+
+@pytest.mark.parametrize("rid", ODD)
+def test_any_id_survives_a_file(rid, tmp_path):
+    recording = Recorder(engine := Engine(CROWDED, SimulatedRunner())).start()
+    engine.add_request([1, 2], SamplingParams(max_tokens=2), request_id=rid)
+    finish(engine)
+    again = Recording.load(recording.save(tmp_path / "a.jsonl"))
+    assert again.events == recording.events
+    assert list(again.requests["request"]) == [rid]
+    assert not (tmp_path / "a.jsonl.part").exists()
+
+
+def test_a_recording_begins_between_two_steps_of_another_thread():
+    from pagedinfer.config import SamplingParams
+    from pagedinfer.engine.engine import Engine
+    from pagedinfer.sim.simulated import SimulatedRunner
+
+    engine = Engine(EngineConfig(num_blocks=40, block_size=4), SimulatedRunner())
+    engine.add_request([1, 2], SamplingParams(max_tokens=100))
+    engine.step()
+    subscribe, threads = engine.bus.subscribe, []
+
+    def late(fn):  # another thread tries to step between the keyframe and the subscription
+        threads.append(threading.Thread(target=engine.step))
+        threads[0].start()
+        threads[0].join(0.1)
+        return subscribe(fn)
+
+    engine.bus.subscribe = late
+    recording = Recorder(engine).start()
+    threads[0].join()
+    for _ in range(5):
+        engine.step()
+    assert recording.at(-1).snapshot() == engine.snapshot()
+
+
+def test_a_recording_cannot_begin_inside_a_forward_pass():
+    from pagedinfer.engine.engine import Engine
+    from pagedinfer.sim.simulated import SimulatedRunner
+
+    class Curious(SimulatedRunner):
+        def execute(self, plan):
+            with pytest.raises(RecordingError, match="between two steps"):
+                Recorder(engine).start()
+            return super().execute(plan)
+
+    engine = Engine(EngineConfig(num_blocks=4, block_size=4), Curious())
+    engine.add_request([1, 2, 3])
+    assert engine.step()
+
+
+# -- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def changed(recording, kind, **values):
+    """The recording's file, with fields of the first event of a kind changed."""
+    rows = [json.loads(line) for line in recording.to_jsonl().splitlines()]
+    next(row for row in rows if row["kind"] == kind).update(values)
+    return "\n".join(map(json.dumps, rows))
+
+
+def test_a_step_that_does_not_follow_is_refused_and_the_place_marked(recorded):
+    recording, _ = recorded
+    third = next(event for event in recording.events if event.kind == "step" and event.i == 3)
+    again = Recording(event for event in recording.events if event.step < 2)
+    with pytest.raises(RecordingError, match=r"Step 3 does not follow step 1: [0-9]+ or more events"):
+        again.add(third)
+    assert again.events[-1].kind == "gap"
+    assert again.events[-1].dropped == third.seq - again.events[-2].seq - 1 > 0
+    assert again.last_step == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        ("step", {"now": float("nan")}, "NaN is no number"),
+        ("step", {"budget": "8"}, "budget of step is '8', which is no int"),
+        ("step", {"budget": True}, "budget of step is True, which is no int"),
+        ("step", {"scheduled": {"r0": 1.5}}, "scheduled of step is"),
+        ("step", {"reasons": ["x"]}, "which is no dict"),
+        ("step", {"i": 7}, "Step 7 does not follow"),
+        ("submit", {"rid": 5}, "rid of submit is 5, which is no str"),
+        ("submit", {"num_prompt_tokens": 10**30}, "which is no int"),
+        ("submit", {"t": "now"}, "t of submit is 'now'"),
+        ("alloc", {"pblks": ["0"]}, "which is no tuple"),
+        ("meta", {"config": {"num_blocks": 10**12}}, "num_blocks in config is 1000000000000; it must be"),
+        (
+            "meta",
+            {"config": {"block_size": 0}},
+            "block_size in config is 0; it must be an integer from 1 to 256",
+        ),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused(recorded, kind, values, said):
+    recording, _ = recorded
+    with pytest.raises(RecordingError, match=said):
+        Recording.from_jsonl(changed(recording, kind, **values))
+
+
+def test_json_nested_too_deep_is_refused(recorded):
+    recording, _ = recorded
+    first, *rest = recording.to_jsonl().splitlines()
+    with pytest.raises(RecordingError, match="line 2 is not an event"):
+        Recording.from_jsonl("\n".join([first, "[" * 200_000, *rest]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("alloc", {"pblks": [99]}), ("admit", {"rid": "nobody"}), ("commit", {"tokens": {"nobody": 1}})],
+)
+def test_an_event_that_does_not_fit_is_named(recorded, kind, values):
+    from pagedinfer.views import picture_svg
+
+    again = Recording.from_jsonl(changed(recorded[0], kind, **values))
+    number = next(event.seq for event in again.events if event.kind == kind)
+    for look in (Recording.at, picture_svg):
+        with pytest.raises(RecordingError, match=rf"event {number} \({kind}\) does not fit what came before"):
+            look(again, -1)
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, True, "9"])
+def test_a_bound_of_events_that_is_none_is_refused(most):
+    with pytest.raises(PagedInferError, match=r"max_events=.*: it must be None or an integer of at least 1"):
+        Recording(max_events=most)
+
+
+def test_a_second_submission_of_a_live_request_does_not_fit(recorded):
+    recording, _ = recorded
+    rows = recording.to_jsonl().splitlines()
+    again = Recording.from_jsonl("\n".join([*rows[:3], rows[2], *rows[3:]]))
+    with pytest.raises(
+        RecordingError, match="does not fit what came before it: ValueError 'r1' is live already"
+    ):
+        again.at(-1)
+
+
+def test_an_input_that_the_core_cannot_have_had_is_named(recorded):
+    from pagedinfer.sim.rerun import rerun
+
+    again = Recording.from_jsonl(changed(recorded[0], "commit", tokens={"nobody": 1}))
+    with pytest.raises(
+        RecordingError, match=r"\(commit\) does not fit what the core made of those before it"
+    ):
+        rerun(again)
+
+
+def test_until_knows_nothing_of_what_comes_later(recorded):
+    recording, _ = recorded
+    for step in (recording.first_step, 3, recording.last_step):
+        cut = recording.until(step)
+        assert cut.last_step == step
+        assert cut.at(-1).snapshot() == recording.at(step).snapshot()
+    with pytest.raises(RecordingError, match="No step"):
+        recording.until(recording.last_step + 1)
+
+
+def test_a_stopped_recorder_does_not_begin_again_with_a_silent_hole():
+    engine = Engine(CROWDED, SimulatedRunner())
+    recorder = Recorder(engine)
+    recorder.start()
+    engine.add_request([1, 2], SamplingParams(max_tokens=3))
+    recorder.stop()
+    engine.step()
+    with pytest.raises(RecordingError, match="make a new one"):
+        recorder.start()
+
+
+def test_a_recorder_says_what_it_listens_to():
+    with pytest.raises(ConfigError, match="not to a str"):
+        Recorder("tiny")

@@ -108,3 +108,9 @@ def test_generate_beside_a_session_keeps_its_outputs(llm):
         assert text == cold_outputs(["other"], GREEDY)[0].outputs[0].text
         assert_same([session.outputs[mine]], cold_outputs(["Hello"], GREEDY))
         assert set(session.texts) == {mine}
+
+
+@pytest.mark.parametrize("what", ["tiny", None, 3])
+def test_a_session_says_what_it_watches(what):
+    with pytest.raises(ConfigError, match=r"an Engine or an LLM, not a"):
+        Session(what)

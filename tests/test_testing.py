@@ -131,7 +131,7 @@ def test_map_sees_wrong_counts():
 def test_check_sees_a_request_without_its_text():
     broken = engine()
     broken.add_request([1])
-    broken._live.clear()
+    broken._callers.live.clear()
     with pytest.raises(AssertionError, match="differ"):
         broken.check()
 

@@ -216,6 +216,20 @@ def test_sd_04_bytes_that_are_never_valid_do_not_hold_the_rest_back():
     assert final == "\ufffdA\ufffdB"
 
 
+def test_sd_04_the_half_character_of_a_finished_output_stays_one_mark_while_its_siblings_go_on():
+    runner = SimulatedRunner(
+        vocab_size=259,
+        rule=lambda item: 65 if item.request_id == "r0.0" else [66, 0xC4, 257, 257][item.output_index],
+    )
+    engine = Engine(EngineConfig(num_blocks=8), runner, tokenizer=ByteTokenizer())
+    engine.add_request([66], SamplingParams(n=2, max_tokens=8))
+    outputs = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+    assert [output.outputs[1].text for output in outputs] == ["B", "B", *["B\ufffd"] * 6]
+    assert outputs[-1].outputs[0].text == "A" * 8
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_prompt_may_end_in_half_a_character(count):
     """The output's text is the decode of the output's ids: it does not complete the prompt's character."""

@@ -279,13 +279,10 @@ def test_kv_bytes_follow_the_explicit_head_dim():
     assert runner.kv.total_bytes == 5 * runner.kv.bytes_per_block
 
 
-def test_pick_dtype(monkeypatch):
+def test_auto_is_float32_on_a_cpu_and_the_checkpoints_type_on_a_gpu():
     config = tiny_config(dtype="bfloat16")
-    assert pick_dtype("float16", config) == torch.float16
-    for fast, expected in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr("pagedinfer.runner.torch_runner._cpu_multiplies_bfloat16", lambda fast=fast: fast)
-        assert pick_dtype("auto", config) == expected
-        assert pick_dtype("auto", tiny_config()) == torch.float32
-        assert pick_dtype("auto", config, "cuda") == torch.bfloat16
+    assert pick_dtype("auto", config) == torch.float32
+    assert pick_dtype("auto", config, "cuda") == torch.bfloat16
+    assert pick_dtype("bfloat16", config) == torch.bfloat16
     with pytest.raises(ConfigError, match=r"dtype='int3'.*auto, bfloat16"):
         pick_dtype("int3", config)

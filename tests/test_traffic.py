@@ -16,12 +16,12 @@ def _one_thread():  # the tiny models gain nothing from more, and lose much on a
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_traffic(family):
-    traffic = run(list(FAMILIES).index(family), 400, family=family)
+    traffic = run(list(FAMILIES).index(family), 800, family=family)
     assert traffic.counts["same"] > 10, traffic.counts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(100, 125))
 def test_more_random_traffic(seed):
     run(seed)
 

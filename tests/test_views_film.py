@@ -2,14 +2,19 @@
 
 import json
 import random
+import shutil
+import subprocess
 
 import pytest
 
+from pagedinfer.engine.request import Request
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.events import SCHEMA, Keyframe, Meta
 from pagedinfer.trace.recording import Recording, RecordingError
+from pagedinfer.views.assets import read_static
+from pagedinfer.views.camera import queue_change
 from pagedinfer.views.film import Film, film_of
-from pagedinfer.views.frame import DECODE, GONE, HELD, PREEMPTED, PREFILL, WAITING
+from pagedinfer.views.frame import DECODE, GONE, HELD, PREEMPTED, PREFILL, WAITING, changed_queue
 from pagedinfer.views.memory import memory_words
 from pagedinfer.views.picture import describe
 from pagedinfer.views.sentences import block_sentence, short_label
@@ -185,8 +190,6 @@ def test_a_film_stays_small(simulated_run):
 def test_an_id_used_again_is_another_request(simulated_run):
     run = simulated_run(requests=3, cancels=0, aborts=0)
     run.scheduler.abort("R2")
-    from pagedinfer.engine.request import Request
-
     run.scheduler.submit(Request("R2", 5, 3), 0)
     film = Film(run.finish())
     assert [lane.rid for lane in film.lanes] == ["R1", "R2", "R3", "R2"]
@@ -273,3 +276,85 @@ def test_an_empty_recording_and_a_missing_step_are_refused(simulated_run):
     film = Film(simulated_run().recording)
     with pytest.raises(RecordingError, match="No step 5: the recording has 0 to 0"):
         film.frame(5)
+
+
+def test_why_requests_wait_is_told_as_the_state_tells_it(simulated_run):
+    run = simulated_run(seed=4, num_blocks=20, max_num_seqs=3, **TIGHT)
+    for number in range(9):
+        run.scheduler.submit(Request(f"Q{number}", 30, 8), 0)
+    recording = run.finish()
+    film, behind = Film(recording), 0
+    for state in recording.states():
+        frame, last = film.frame(state.step), state.last
+        ahead = next((rid for rid in state.waiting if rid in last.reasons), None)
+        for lane, row in frame.rows.items():
+            rid = film.lanes[lane].rid
+            if rid in last.scheduled:
+                assert row.why == ""
+            elif rid in last.reasons or rid in last.preempted:
+                assert row.why == last.reasons.get(rid, last.causes.get(rid))
+            elif last.cancelled:
+                assert row.why in ("the plan was cancelled", "came after this step was planned")
+            elif ahead and rid in state.waiting and row.why != "came after this step was planned":
+                assert row.why == f"behind {ahead} in the queue"
+                behind += 1
+    assert behind
+
+
+def test_a_line_does_not_grow_with_the_queue(simulated_run):
+    sizes = []
+    for waiting in (20, 400):
+        run = simulated_run(
+            requests=3, prompts=(8, 8), outputs=(200, 200), num_blocks=64, cancels=0, aborts=0
+        )
+        for number in range(waiting):
+            run.scheduler.submit(Request(f"Q{number}", 900, 8), 0)
+        for _ in range(60):
+            run.advance()
+        film = Film(run.recording)
+        assert len(film.frame(40).waiting) >= waiting - 4
+        sizes.append(sum(len(json.dumps(line)) for line in film.lines[10:50]))
+    assert sizes[1] < 1.5 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [([], [1, 2]), ([1, 2, 3], [2, 3, 4]), ([1, 2, 3], [3, 1]), ([4, 5], [2, 4, 5, 9]), ([1, 2], [])],
+)
+def test_queue_changes_lead_from_one_queue_to_the_other(old, new):
+    assert changed_queue(old, queue_change(old, new)) == new
+
+
+TWIN = """
+const film = createFilm();
+film.add(require("fs").readFileSync(0));
+const rows = (f) => [...f.rows.values()].sort((a, b) => a.lane - b.lane)
+  .map((r) => [r.lane, r.tokens, r.computed, r.status, r.scheduled, r.why, r.table]);
+const tell = (s) => {
+  const f = film.frame(s);
+  return [f.running, f.waiting, rows(f), f.notes.map((n) => n.text)];
+};
+const steps = [...film.lines.keys()].map((i) => i + film.first);
+console.log(JSON.stringify([steps.map(tell), steps.reverse().map(tell).reverse()]));
+"""
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="runs the browser's script in node, which is not here")
+@pytest.mark.parametrize("seed", [2, 4])
+def test_the_browsers_twin_makes_the_same_frames(simulated_run, seed):
+    run = tight_run(simulated_run, seed)
+    for number in range(9):
+        run.scheduler.submit(Request(f"Q{number}", 9, 8), 0)
+    film = Film(run.finish())
+    done = subprocess.run(
+        ["node", "-e", read_static("film.js") + TWIN], input=film.encode(), capture_output=True, check=True
+    )
+    wanted = []
+    for step in range(film.first_step, film.last_step + 1):
+        frame = film.frame(step)
+        rows = [
+            [r.lane, r.num_tokens, r.num_computed_tokens, r.status, r.scheduled, r.why, r.block_table]
+            for r in sorted(frame.rows.values(), key=lambda r: r.lane)
+        ]
+        wanted.append([frame.running, frame.waiting, rows, [text for _, _, text in frame.notes]])
+    assert json.loads(done.stdout) == [wanted, wanted]

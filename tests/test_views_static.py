@@ -1,5 +1,6 @@
 """Static pictures: the standard library alone, well-formed, repeatable, true to the numbers."""
 
+import json
 import re
 import struct
 import subprocess
@@ -9,6 +10,7 @@ import zlib
 
 import pytest
 
+from pagedinfer.engine.request import Request
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording, RecordingError
 from pagedinfer.views import (
@@ -235,3 +237,31 @@ def test_importing_views_loads_no_widget(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("rid", ["a\ud800b", "\udcff", "a\x00\x1b[31m\x07\ufffe"])
+def test_ids_of_odd_characters_are_drawn_and_exported(rid, tmp_path, simulated_run):
+    run = simulated_run(requests=3, num_blocks=8, prompts=(4, 9), outputs=(3, 9), cancels=0, aborts=0)
+    run.scheduler.submit(Request(rid, 5, 3), 0)
+    recording = run.finish()
+    for draw in (block_map_svg, timeline_svg, memory_svg, picture_svg):
+        ET.fromstring(draw(recording, 2, *([rid] if draw is picture_svg else [])).encode())
+    page = export_html(recording, tmp_path / "a.html", title=rid, texts={rid: rid}, request=rid).read_bytes()
+    assert "a" in page.decode()
+    assert json.loads(film_of(recording).encode().split(b"\n")[1])["new"][-1][0] == rid
+
+
+def test_numbers_out_of_their_range_are_named(recording, tmp_path):
+    for width in (0, -5, 1.5, True, 10**9):
+        with pytest.raises(ConfigError, match=f"width={width}: it must be an integer from 240 to 20000"):
+            picture_svg(recording, width=width)
+    for step in (1.5, "1", True, None):
+        with pytest.raises(RecordingError, match=r"No step .*: steps are numbered 0 to"):
+            picture_svg(recording, step)
+    assert ET.fromstring(picture_svg(recording, width=240)).get("width") == "272"
+
+
+def test_texts_of_a_page_may_be_anything_that_can_be_shown(recording, tmp_path):
+    page = export_html(recording, tmp_path / "a.html", texts={"a": 5, 7: None}, summary={"x": 1}).read_text()
+    assert '<th scope="row">a</th><td>5</td>' in page
+    assert '<th scope="row">7</th><td>None</td>' in page

@@ -286,3 +286,41 @@ def test_a_closed_view_lets_go_of_the_engine(simulated_run):
     gc.collect()
     assert gone() is None
     assert view.step() is False, "a closed view steps nothing"
+
+
+def test_a_subscriber_may_read_a_view_while_two_threads_step():
+    from pagedinfer.config import EngineConfig, SamplingParams
+    from pagedinfer.engine.engine import Engine
+    from pagedinfer.session import Session
+    from pagedinfer.sim.simulated import SimulatedRunner
+    from pagedinfer.views import describe
+
+    engine = Engine(EngineConfig(num_blocks=200, block_size=4), SimulatedRunner())
+    session, seen = Session(engine), []
+    session.submit([1, 2], SamplingParams(max_tokens=300, detokenize=False))
+    view = session.view()
+
+    def look(event):
+        if event.kind == "commit":
+            view.refresh()
+            seen.append(describe(session.recording))
+
+    engine.bus.subscribe(look)
+    act = {"view": view.step, "engine": engine.step}
+    threads = [
+        threading.Thread(target=lambda step=step: [step() for _ in range(100)], daemon=True)
+        for step in act.values()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "each waits for the lock that the other holds"
+    assert engine.scheduler.step == len(seen) == 200
+    session.close()
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), "10"])
+def test_a_frame_rate_that_is_none_is_refused(simulated_run, rate):
+    with pytest.raises(ConfigError, match=r"frames_per_second=.*: it must be a number above 0"):
+        EngineView(simulated_run().recording, frames_per_second=rate)

@@ -23,13 +23,15 @@
 # Below is a recording of a real model, SmolLM2 with 135 million weights, on an ordinary CPU. Eight people asked it something within 16 steps. Each question became a **request**: `r0`, `r1`, … `r7`.
 #
 # While a model writes, it keeps a *key* and a *value* of every token it has seen, in every layer: the **KV cache**. Here the cache is a pool of 40 **blocks**, and a block has room for 8 tokens. That is not enough for eight answers at once. So what happens?
+#
+# Run the next cell (`Shift`+`Enter`): a saved notebook shows only still pictures, a running one lets you step. You see the first 12 steps; what comes then is for you to predict.
 
 # %% check
 from pagedinfer.course import bundled_recording, bundled_texts, check, hint, reveal
 from pagedinfer.views import EngineView, batch_timeline, block_map, describe, export_html
 
 recording = bundled_recording("eight_requests")
-EngineView(recording, step=12)
+EngineView(recording.until(12))
 
 # %% [markdown]
 # **Use it:** drag the slider, or click into the view and press ← and →; `Space` plays. Click a block, or a request, to follow it through all three views.
@@ -65,6 +67,12 @@ check("00.1", prediction)
 #
 # ## Scrub
 #
+# Here is the whole run. Find out whether you were right: step on from 12.
+
+# %% check
+EngineView(recording, step=12)
+
+# %% [markdown]
 # The views draw what `recording` holds. You can ask it directly, too. Change the number and run the cell again:
 
 # %% check

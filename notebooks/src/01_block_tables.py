@@ -9,7 +9,7 @@
 # |:--|:--|
 # | **Time** | 30 minutes |
 # | **You need** | notebook 00; Python lists, `divmod` |
-# | **Memory** | 0.8 GB; 1.1 GB where the processor has no bfloat16 (server and kernel together) |
+# | **Memory** | 1.1 GB (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | none needed: greedy |
 

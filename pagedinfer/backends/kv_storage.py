@@ -39,7 +39,7 @@ class KVStorage:
         shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
         try:
             pool = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # torch's word for a size beyond 64 bits is TypeError
             raise ConfigError(
                 f"a KV pool of {num_blocks} blocks needs {num_blocks * self.bytes_per_block:,} bytes, "
                 "more than this machine gives; ask for fewer blocks."

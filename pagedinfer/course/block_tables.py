@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pagedinfer.course.exercise import Exercise, NotStarted, NotYet, call
+from pagedinfer.course.exercise import Exercise, NotStarted, NotYet, call, integers, plain, shown
 from pagedinfer.course.sixty_seconds import simulated_recording
 from pagedinfer.errors import OutOfBlocks
 from pagedinfer.trace.events import Alloc, Commit, Free, Meta, Step
@@ -49,29 +49,39 @@ def append_token(block_table: list[int], free: list[int], num_tokens: int, block
 
 def judge_table(prediction: Any, session: Any) -> str:
     """The predicted block table of r0 after `PREDICTED_STEP`, against the engine's own in that run."""
-    recording: Recording = getattr(session, "recording", session)
+    recording: Any = getattr(session, "recording", session)
+    if not isinstance(recording, Recording):
+        raise NotYet(f"The check wants your session, which holds the run; it got {shown(session)}.")
     if recording.last_step < PREDICTED_STEP:
         raise NotStarted(
             f"The run is at step {recording.last_step}; let it come to step {PREDICTED_STEP} first."
         )
+    if recording.first_step > PREDICTED_STEP:
+        raise NotYet(
+            f"This recording begins after step {recording.first_step}; the check needs step {PREDICTED_STEP}."
+        )
     state = recording.at(PREDICTED_STEP)
+    if "r0" not in state.requests:
+        raise NotYet(
+            f"There is no r0 after step {PREDICTED_STEP} of this run: run the cells above once more, unchanged."
+        )
     table = state.requests["r0"].block_table
-    try:
-        answer = [int(block_id) for block_id in prediction]
-    except (TypeError, ValueError):
-        raise NotYet(f"A block table is a list of block ids, like [4, 2]; yours is {prediction!r}.") from None
+    answer = integers(prediction, len(table) + 1)
+    if answer is None:
+        raise NotYet(f"A block table is a list of block ids, like [4, 2]; yours is {shown(prediction)}.")
     tokens = state.requests["r0"].num_computed_tokens
     if len(answer) != len(table):
         raise NotYet(
             f"r0 has stored {tokens} tokens after step {PREDICTED_STEP}. In blocks of {state.block_size} that does "
-            f"not take {len(answer)} of them."
+            f"not take {f'{len(table) + 1} or more' if len(answer) > len(table) else len(answer)} of them."
         )
     if answer != table:
         wrong = next(i for i, (ours, theirs) in enumerate(zip(answer, table, strict=True)) if ours != theirs)
         owner = state.owners().get(answer[wrong])
         holder = f"belongs to {owner[0][0]}" if owner else "is free"
         raise NotYet(
-            f"Logical block {wrong} of r0 is not block {answer[wrong]}: after step {PREDICTED_STEP} that one {holder}."
+            f"Logical block {wrong} of r0 is not block {shown(answer[wrong])}: after step {PREDICTED_STEP} "
+            f"that one {holder}."
         )
     return f"r0 stores {tokens} tokens in blocks {table}."
 
@@ -115,32 +125,40 @@ def _compare_slots(
 ) -> list[int]:
     given = list(table)
     got = call(function, given, start, num_tokens, block_size)
-    try:
-        slots = [int(slot) for slot in got]
-    except (TypeError, ValueError):
+    slots = integers(got, num_tokens + 1)
+    if slots is None:
         raise NotYet(
-            f"slot_mapping should return a list of {num_tokens} integers; yours returned {got!r}."
-        ) from None
+            f"slot_mapping should return a list of {num_tokens} integers; yours returned {shown(got)}."
+        )
     if given != table:
-        raise NotYet(f"slot_mapping changed the block table from {table} to {given}; it should only read it.")
+        raise NotYet(
+            f"slot_mapping changed the block table from {table} to {shown(given)}; it should only read it."
+        )
     wanted = slot_mapping(table, start, num_tokens, block_size)
     if slots == wanted:
         return slots
-    shown = f"slot_mapping({table}, start={start}, num_tokens={num_tokens}, block_size={block_size})"
+    asked = f"slot_mapping({table}, start={start}, num_tokens={num_tokens}, block_size={block_size})"
     if len(slots) != num_tokens:
-        raise NotYet(f"{shown} should return {num_tokens} slots; yours has {len(slots)}.")
+        has = len(slots) if len(slots) < num_tokens else "more"
+        raise NotYet(f"{asked} should return {num_tokens} slots; yours has {has}.")
     place = next(i for i, (a, b) in enumerate(zip(slots, wanted, strict=True)) if a != b)
     advice = [text for text, suspect in _SUSPECTS if suspect(table, start, num_tokens, block_size) == slots]
     raise NotYet(
-        f"{shown}: position {start + place} is in slot {wanted[place]}; yours says {slots[place]}.",
+        f"{asked}: position {start + place} is in slot {wanted[place]}; yours says {shown(slots[place])}.",
         *advice[:1],
     )
 
 
 def _engine_with_keys(engine: Any) -> Engine | None:
     """The learner's engine, when a request there has keys stored; else None."""
-    found: Engine | None = getattr(engine, "engine", engine)
-    if found is None or not hasattr(found.runner, "kv"):
+    from pagedinfer.engine.engine import Engine
+
+    if engine is None:
+        return None
+    found: Any = getattr(engine, "engine", engine)
+    if not isinstance(found, Engine):
+        raise NotYet(f"The check wants your session or engine, or nothing; it got {shown(engine)}.")
+    if not hasattr(found.runner, "kv"):
         return None
     return found if any(r["num_computed_tokens"] for r in found.snapshot()["requests"].values()) else None
 
@@ -220,18 +238,18 @@ def _follow(function: Any, recording: Recording) -> int:
 def _append_one(function: Any, table: list[int], free: list[int], num_tokens: int, size: int) -> None:
     before, before_free = list(table), list(free)
     slot = call(function, table, free, num_tokens, size)
-    shown = f"append_token({before}, free={_head(before_free)}, num_tokens={num_tokens}, block_size={size})"
+    asked = f"append_token({before}, free={_head(before_free)}, num_tokens={num_tokens}, block_size={size})"
     wanted_table, wanted_free = list(before), list(before_free)
     wanted = append_token(wanted_table, wanted_free, num_tokens, size)
-    if table != wanted_table:
+    if plain(table) != wanted_table:
         raise NotYet(
-            f"{shown} should leave the table {wanted_table}; yours left {table}.",
+            f"{asked} should leave the table {wanted_table}; yours left {shown(table)}.",
             *_why_table(table, before, size, num_tokens),
         )
-    if free != wanted_free:
-        raise NotYet(f"{shown} should leave free={_head(wanted_free)}; yours left {_head(free)}.")
+    if plain(free) != wanted_free:
+        raise NotYet(f"{asked} should leave free={_head(wanted_free)}; yours left {_head(free)}.")
     if slot != wanted:
-        raise NotYet(f"{shown} should return slot {wanted}; yours returned {slot!r}.")
+        raise NotYet(f"{asked} should return slot {wanted}; yours returned {shown(slot)}.")
 
 
 def _why_table(table: Sequence[int], before: Sequence[int], size: int, num_tokens: int) -> tuple[str, ...]:
@@ -256,14 +274,18 @@ def _judge_empty(function: Any) -> None:
     try:
         slot = function(table, free, 8, 4)
     except OutOfBlocks:
-        if table != [3, 1]:
-            raise NotYet(f"With no free block the table must stay [3, 1]; yours left {table}.") from None
+        if plain(table) != [3, 1]:
+            raise NotYet(
+                f"With no free block the table must stay [3, 1]; yours left {shown(table)}."
+            ) from None
         return
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise NotYet(
             f"With no free block append_token should raise OutOfBlocks(1, 0), not {type(error).__name__}."
         ) from error
-    raise NotYet(f"With no free block append_token should raise OutOfBlocks(1, 0); yours returned {slot!r}.")
+    raise NotYet(
+        f"With no free block append_token should raise OutOfBlocks(1, 0); yours returned {shown(slot)}."
+    )
 
 
 def _head(free: Sequence[int]) -> str:

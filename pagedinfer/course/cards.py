@@ -39,7 +39,7 @@ class Card:
         code = f"<pre style='margin:.5em 0'>{escape(self.code)}</pre>" if self.code else ""
         return (
             f"<div role='status' style='border-left:4px solid {self._colour};padding:.2em .8em;max-width:48em'>"
-            f"<p style='margin:.3em 0'><strong>{self.mark} {escape(self.heading)}</strong></p>{lines}{code}</div>"
+            f"<p style='margin:.3em 0'><strong>{escape(f'{self.mark} {self.heading}')}</strong></p>{lines}{code}</div>"
         )
 
 

@@ -6,12 +6,16 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pagedinfer.course.cards import Verdict
 from pagedinfer.errors import ConfigError
 
-__all__ = ["Exercise", "NotStarted", "NotYet", "call"]
+__all__ = ["Exercise", "NotStarted", "NotYet", "call", "integers", "plain", "shown"]
+
+MAX_LINE = 600
+"""Characters of a sentence on a card: an answer quoted in it may be of any length."""
 
 
 class NotYet(Exception):
@@ -75,12 +79,14 @@ class Exercise:
             blank = [name for name, value in bound.arguments.items() if value is ...]
             if blank:
                 raise NotStarted(f"Replace the ... of {', '.join(blank)}.")
-            line = self.judge(*answers, **named)
+            line = self.judge(*map(plain, answers), **{name: plain(value) for name, value in named.items()})
         except NotStarted as error:
             help_lines = (str(error), f'Stuck? hint("{self.id}") helps a little, again a little more.')
             return Verdict(mark="…", heading=f"{heading} · no answer yet", lines=help_lines, passed=False)
         except NotYet as error:
-            return Verdict(mark="✗", heading=f"{heading} · not yet", lines=error.lines, passed=False)
+            return Verdict(
+                mark="✗", heading=f"{heading} · not yet", lines=tuple(map(_clip, error.lines)), passed=False
+            )
         return Verdict(mark="✓", heading=f"{heading} · passed", lines=(line, self.why), passed=True)
 
 
@@ -91,17 +97,42 @@ def call(function: Any, *arguments: Any) -> Any:
         NotStarted: it is a stub still. NotYet: it is no function, or it raised.
     """
     if not callable(function):
-        raise NotYet(f"The check wants your function, and got {function!r}.")
+        raise NotYet(f"The check wants your function, and got {shown(function)}.")
     name = getattr(function, "__name__", "your function")
-    shown = f"{name}({', '.join(map(_short, arguments))})"
+    asked = f"{name}({', '.join(map(shown, arguments))})"
     try:
-        return function(*arguments)
+        return plain(function(*arguments))
     except NotImplementedError:
         raise NotStarted(f"{name} is still the stub: write its body.") from None
-    except Exception as error:
-        raise NotYet(f"{shown} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise NotYet(f"{asked} raised {type(error).__name__}: {error}") from error
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def plain(value: Any) -> Any:
+    """An array or tensor as lists and numbers, also within a list or tuple; anything else as it is."""
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if callable(getattr(value, "tolist", None)) and not isinstance(value, type):
+        return value.tolist()
+    return value
+
+
+def integers(value: Any, most: int) -> list[int] | None:
+    """The first `most` integers of a learner's answer, which may be an endless iterator; None if it is no such."""
+    try:
+        return [int(number) for number in islice(value, most)]
+    except (Exception, SystemExit):  # a generator runs the learner's code only now
+        return None
+
+
+def shown(value: Any) -> str:
+    """A learner's value for a sentence: its repr, cut to 60 characters."""
+    try:
+        text = repr(value)
+    except (Exception, SystemExit) as error:
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    return _clip(text, 60)
+
+
+def _clip(text: str, most: int = MAX_LINE) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.course.bundled import bundled_recording
-from pagedinfer.course.exercise import Exercise, NotYet, call
+from pagedinfer.course.exercise import Exercise, NotYet, call, shown
 from pagedinfer.engine.engine import Engine
 from pagedinfer.session import Session
 from pagedinfer.sim.simulated import SimulatedRunner
@@ -46,7 +46,7 @@ def judge_prediction(prediction: Any) -> str:
     }
     choice = str(prediction).strip().lower()
     if choice not in candidates:
-        raise NotYet(f"{prediction!r} is not one of the choices: {', '.join(candidates)}.")
+        raise NotYet(f"{shown(prediction)} is not one of the choices: {', '.join(candidates)}.")
     if candidates[choice] != victim:
         raise NotYet(
             f"Not the {choice}. Scrub to the step where the pool is full and see whose blocks go away."
@@ -64,14 +64,14 @@ def judge_first_preemption(step: Any, victim: Any, cause: Any) -> str:
         raise NotYet(
             f"Somebody is preempted in step {step}, but not for the first time: look further left."
             if later
-            else f"Nobody is preempted in step {step!r}. Look for the mark of a preemption in the timeline."
+            else f"Nobody is preempted in step {shown(step)}. Look for the mark of a preemption in the timeline."
         )
     asker, needed, free = _facts(first)
     if victim != first.rid:
         raise NotYet(
             f"{victim} asked for the block. Somebody else lost theirs."
             if victim == asker
-            else f"The step is right, the victim is not: {victim!r} did not lose its blocks in step {step}."
+            else f"The step is right, the victim is not: {shown(victim)} did not lose its blocks in step {step}."
         )
     said = str(cause)
     numbers = re.findall(r"\b(\d+|zero|one|no)\b", re.sub(r"\br\d+\b", "", said.lower()))
@@ -95,12 +95,12 @@ def judge_query(first_preemption: Any) -> str:
         got = call(first_preemption, recording)
         if wanted is None:
             if got is not None:
-                raise NotYet(f"In a run without any preemption the answer is None, yours is {got!r}.")
+                raise NotYet(f"In a run without any preemption the answer is None, yours is {shown(got)}.")
         elif not isinstance(got, tuple | list) or len(got) != 2:
-            raise NotYet(f"The answer is a pair (step, victim), like (14, 'r5'); yours is {got!r}.")
+            raise NotYet(f"The answer is a pair (step, victim), like (14, 'r5'); yours is {shown(got)}.")
         elif tuple(got) != wanted:
             raise NotYet(
-                f"In a simulated run of {recording.num_steps} steps yours says {tuple(got)!r}; it was {wanted!r}.",
+                f"In a simulated run of {recording.num_steps} steps yours says {shown(tuple(got))}; it was {wanted!r}.",
                 f"That run has {sum(recording.steps['preempted'])} preemptions.",
             )
     assert 0 < without < CASES, "the simulated runs should be of both kinds"
@@ -162,7 +162,7 @@ EXERCISES = (
         judge=judge_first_preemption,
         hints=(
             "The timeline marks a preemption in the victim's row. Take the leftmost mark.",
-            "Put the slider on that step. The line of text under the views says who was preempted, and why.",
+            "Put the slider on that step. The line of text under the slider says who was preempted, and why.",
             'recording.step_events(step) lists what happened in a step; the event of kind "preempt" has `rid`, the '
             "victim, and `why`, the cause.",
         ),

@@ -16,6 +16,7 @@ from pagedinfer.engine.live import LiveRequest
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.scheduler import Update
+from pagedinfer.errors import describe_error
 
 __all__ = ["Callers", "Outbox"]
 
@@ -68,12 +69,13 @@ class Callers:
                 if end is not None:
                     ends[rid] = end
             except Exception as error:
-                tokens[rid], errors[rid] = new, f"{type(error).__name__} while making text: {error}"
+                room = live.request.max_tokens - live.request.num_output_tokens
+                tokens[rid], errors[rid] = new[:room], describe_error(error, "making text")
         for rid, (first, rows) in result.prompt_logprobs.items():
             try:
                 self.live[rid].add_prompt_logprobs(first, rows)
             except Exception as error:
-                errors[rid] = f"{type(error).__name__} while making text: {error}"
+                errors[rid] = describe_error(error, "making text")
         return replace(result, tokens=tokens, errors=errors), ends
 
     def deliver(self, updates: Iterable[Update]) -> None:

@@ -5,25 +5,33 @@ Every other way to run (`LLM`, notebooks, the simulator) is a loop around `Engin
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
-from pagedinfer.engine.group import mix, split
+from pagedinfer.engine.group import child_ids, mix, split
 from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.live import LiveRequest
+from pagedinfer.engine.operations import Operations
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.protocols import Runner, Tokenizer
 from pagedinfer.engine.request import Request
-from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import ConfigError, DuplicateRequest, EngineClosed, PagedInferError, UnknownRequest
-from pagedinfer.trace.bus import EventBus
-from pagedinfer.trace.events import Error
+from pagedinfer.engine.scheduler import Scheduler, Update
+from pagedinfer.errors import (
+    ConfigError,
+    DuplicateRequest,
+    EngineClosed,
+    PagedInferError,
+    UnknownRequest,
+    describe_error,
+)
+from pagedinfer.trace.bus import EventBus, Subscription
+from pagedinfer.trace.events import Error, Event
 
 __all__ = ["Engine"]
 
@@ -69,7 +77,8 @@ class Engine:
         self._seed = seed
         self._clock = clock
         self._info = dict(info or {})
-        self._lock = threading.RLock()
+        self._operations = Operations()
+        self._lock = self._operations.lock
         self._make_mask = make_mask
         self._callers = Callers()
         self._num_requests = 0
@@ -105,9 +114,10 @@ class Engine:
             vocab_size, has_logits = self.runner.vocab_size, getattr(self.runner, "has_logits", True)
             params = check_params(params, self._tokenizer, vocab_size, has_logits)
             text, token_ids = read_prompt(prompt, self._tokenizer, vocab_size)
-            request_id = self._name(request_id)
+            request_id = self._name(request_id, params.num_children)
             requests = self._make_requests(request_id, token_ids, params)
-            with DeferredInterrupt(), self.bus.hold():
+            with self._operations.run(), self.bus.hold():
+                self._check_open()  # reading a long prompt takes time: a signal handler may have closed it
                 now = self._now()
                 for request in requests:  # if one is refused it is the first: they differ in seed and id only
                     self.scheduler.submit(request, now)
@@ -118,12 +128,15 @@ class Engine:
                     self._callers.add_group(request_id, params, children, outbox)
             return request_id
 
-    def _name(self, request_id: str | None) -> str:
+    def _name(self, request_id: str | None, num_children: int) -> str:
         if request_id is None:
-            return next(rid for n in count(self._num_requests) if not self.is_live(rid := f"r{n}"))
+            names = (f"r{n}" for n in count(self._num_requests))
+            return next(
+                rid for rid in names if not any(map(self.is_live, (rid, *child_ids(rid, num_children))))
+            )
         if not isinstance(request_id, str) or not request_id:
             raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
-        if request_id in self._callers.groups:
+        if self.is_live(request_id):
             raise DuplicateRequest(f"Request {request_id!r} is still live; wait for it, or use another id.")
         return request_id
 
@@ -156,24 +169,31 @@ class Engine:
         """Give a request up, with all its outputs, and free its blocks. Returns what it had produced.
 
         Inside a step (a callback) it ends when the step closes; None is returned and the step's outputs hold it.
+        So it is in the middle of any other change (a signal handler, a finalizer): it ends with that.
         A child ("r0.1") may be given up alone; the others go on.
 
         Raises:
             UnknownRequest: no live request has this id.
         """
-        with self._lock, DeferredInterrupt():
-            group = self._callers.groups.get(request_id)
-            ids = [rid for rid in group.live if rid in self.scheduler.requests] if group else [request_id]
-            updates = [update for rid in ids for update in self.scheduler.abort(rid)]
-            # What an interrupted step left behind says less than the output that is returned here.
-            self._callers.undelivered = [
-                o for o in self._callers.undelivered if o.finished or o.request_id != request_id
-            ]
-            outputs = self._callers.collect(updates)
+        with self._operations.run():
+            if self.scheduler.is_changing:
+                self._operations.later(lambda: self._callers.deliver(self._give_up(request_id)))
+                return None
+            outputs = self._callers.collect(self._give_up(request_id))
             for outbox, output in outputs:
                 if outbox is not None:
                     outbox.append(output)
             return outputs[0][1] if outputs else None
+
+    def _give_up(self, request_id: str) -> list[Update]:
+        group = self._callers.groups.get(request_id)
+        ids = [rid for rid in group.live if rid in self.scheduler.requests] if group else [request_id]
+        updates = [update for rid in ids for update in self.scheduler.abort(rid)]
+        # What an interrupted step left behind says less than the output that is made of these.
+        self._callers.undelivered = [
+            o for o in self._callers.undelivered if o.finished or o.request_id != request_id
+        ]
+        return updates
 
     def is_live(self, request_id: str) -> bool:
         """Whether a request, or a child of one, of this id has not ended."""
@@ -181,7 +201,7 @@ class Engine:
 
     def has_unfinished(self) -> bool:
         """Whether a request is waiting or running, or an output has not been handed out yet."""
-        return bool(self.scheduler.requests or self._callers.undelivered)
+        return not self._closed and bool(self.scheduler.requests or self._callers.undelivered)
 
     def preempt(self, request_id: str, why: str) -> None:
         """Take a running request's place and blocks between two steps; it recomputes and goes on.
@@ -189,7 +209,7 @@ class Engine:
         Raises:
             RequestError: the request is not running, or a step is open.
         """
-        with self._lock, DeferredInterrupt():
+        with self._operations.run():
             self.scheduler.preempt(request_id, why)
 
     def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
@@ -207,17 +227,17 @@ class Engine:
         """
         with self._lock:
             self._check_open()
-            if self._stepping:
+            if self._stepping or self.scheduler.is_changing:
                 raise PagedInferError(
                     "step() was called from inside a step (a subscriber?); call it afterwards."
                 )
-            self._stepping = True
-            try:
-                with DeferredInterrupt() as interrupt:
+            with self._operations.run() as interrupt:
+                self._stepping = True
+                try:
                     if self.scheduler.requests:
                         self._run(interrupt)
-            finally:
-                self._stepping = False
+                finally:
+                    self._stepping = False
             outputs, self._callers.undelivered = self._callers.undelivered, []
             return outputs
 
@@ -227,12 +247,13 @@ class Engine:
             interrupt.forward = True
             result = self.runner.execute(plan) if plan.scheduled else StepResult({})
             interrupt.forward = False
-            plan.check_result(result)
+            plan.check_result(result, self.runner.vocab_size)
         except BaseException as error:
             interrupt.forward = False
-            self._callers.deliver(self.scheduler.cancel(plan, f"{type(error).__name__}: {error}"))
+            what = describe_error(error)
+            self._callers.deliver(self.scheduler.cancel(plan, what))
             if isinstance(error, Exception) and self.bus.subs:
-                self.bus.emit(Error("runner", f"{type(error).__name__}: {error}"))
+                self.bus.emit(Error("runner", what))
             raise
         result, ends = self._callers.look_for_ends(result)
         self._callers.deliver(self.scheduler.commit(plan, result, ends))
@@ -283,6 +304,19 @@ class Engine:
                 "kv_usage": scheduler.blocks.kv_usage,
             }
 
+    def attach(
+        self, fn: Callable[[Event], None], begin: Callable[[dict[str, Any], dict[str, Any]], None]
+    ) -> Subscription | None:
+        """Subscribe `fn`, after `begin(describe(), snapshot())` with the state just before the first event of `fn`.
+
+        Inside a step or a subscriber, where a change may be half told, it does neither and returns None.
+        """
+        with self._lock:  # asked under it: before it is ours another thread may be in a step
+            if self._stepping or self.bus.is_delivering or self.scheduler.is_changing:
+                return None
+            begin(self.describe(), self.scheduler.snapshot())
+            return self.bus.subscribe(fn)
+
     def describe(self) -> dict[str, Any]:
         """Settings and facts for the first event of a recording."""
         return {"config": self.config.to_dict(), "info": self._info}
@@ -306,17 +340,27 @@ class Engine:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Abort what lives and free the KV pool. Harmless when called twice; other calls raise `EngineClosed`."""
-        with self._lock, DeferredInterrupt():
+        """Abort what lives and free the KV pool. Harmless when called twice; other calls raise `EngineClosed`.
+
+        Inside another call (a callback, a signal handler) it waits for the end of that.
+        """
+        with self._lock:
+            if self._operations.inside and not self._closed:
+                self._operations.later(self.close)
+                return
+        with self._operations.run():
             if self._closed:
                 return
-            for request_id in [
-                *self._callers.groups,
-                *(self.scheduler.requests.keys() - self._callers.parents.keys()),
-            ]:
-                self.abort(request_id)
             self._closed = True
-            self.runner.close()
+            alone = [rid for rid in self.scheduler.requests if rid not in self._callers.parents]
+            with ExitStack() as rest:  # does each of these, last first, also when another raises
+                rest.callback(self.runner.close)
+                for request_id in reversed([*self._callers.groups, *alone]):
+                    rest.callback(self._end, request_id)
+
+    def _end(self, request_id: str) -> None:
+        if self.is_live(request_id):  # a subscriber may have aborted it while another one ended
+            self._callers.deliver(self._give_up(request_id))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -16,7 +16,7 @@ from pagedinfer.engine.output import CompletionOutput, RequestOutput
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Update
 
-__all__ = ["Group", "child_seed", "mix", "split"]
+__all__ = ["Group", "child_ids", "child_seed", "mix", "split"]
 
 
 class Group:
@@ -98,7 +98,7 @@ def split(request: Request) -> list[Request]:
     return [
         replace(
             request,
-            request_id=f"{request.request_id}.{index}",
+            request_id=child_id,
             params=replace(
                 how,
                 n=1,
@@ -109,8 +109,13 @@ def split(request: Request) -> list[Request]:
             token_ids=list(request.token_ids),
             seed=child_seed(request.seed, index),
         )
-        for index in range(how.num_children)
+        for index, child_id in enumerate(child_ids(request.request_id, how.num_children))
     ]
+
+
+def child_ids(request_id: str, num_children: int) -> list[str]:
+    """The ids of a request's children; none for a request with one output, which has no children."""
+    return [f"{request_id}.{index}" for index in range(num_children)] if num_children > 1 else []
 
 
 def child_seed(seed: int, index: int) -> int:

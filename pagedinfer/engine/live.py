@@ -11,6 +11,7 @@ from pagedinfer.engine.protocols import Tokenizer
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Update
 from pagedinfer.engine.text import OutputText, find_end
+from pagedinfer.errors import describe_error
 
 __all__ = ["LiveRequest"]
 
@@ -44,11 +45,12 @@ class LiveRequest:
         self._stop_reason: int | str | None = None
 
     def take(self, new_token_ids: Sequence[int]) -> tuple[Sequence[int], tuple[str, str] | None]:
-        """Look at the step's new tokens before they are committed.
+        """Look at the step's new tokens before they are committed. More than `max_tokens` allows are left out.
 
         Returns those to keep and, when the output ends with them, (finish reason, sentence).
         """
         request = self.request
+        new_token_ids = new_token_ids[: request.max_tokens - request.num_output_tokens]
         kept, stop = find_end(
             new_token_ids,
             num_output_tokens=request.num_output_tokens,
@@ -108,9 +110,9 @@ class LiveRequest:
 
     def completion(self, update: Update | None = None) -> CompletionOutput:
         """The sequence so far, as an independent value."""
+        if update is not None:
+            self._finish_text(update)
         request, reason = self.request, update.finish_reason if update else None
-        if reason not in (None, "error") and self._text is not None:  # the error may be that decoding fails
-            self._text.finish()
         text = "" if self._text is None else self._text.text if reason is not None else self._text.visible
         return CompletionOutput(
             index=0,
@@ -121,3 +123,15 @@ class LiveRequest:
             finish_reason=reason,
             stop_reason=self._stop_reason if reason == "stop" else None,
         )
+
+    def _finish_text(self, update: Update) -> None:
+        """Let the held back end of the text out. If that fails the settled text stays and the end is an error."""
+        if self._text is None or update.finish_reason in (
+            None,
+            "error",
+        ):  # the error may be that decoding fails
+            return
+        try:
+            self._text.finish()
+        except Exception as error:
+            update.finish_reason, update.detail = "error", describe_error(error, "making text")

@@ -107,14 +107,17 @@ class StepPlan:
         """Whether there is anything to run or to end."""
         return bool(self.scheduled or self.exhausted)
 
-    def check_result(self, result: StepResult) -> None:
+    def check_result(self, result: StepResult, vocab_size: int) -> None:
         """Refuse a runner's answer that does not fit the plan, before it changes anything.
 
         Raises:
-            RunnerError: a request that samples got neither a token nor an error, or another one got a token.
+            RunnerError: the answer or a part of it is of another type, speaks of requests outside the plan, or has
+                ids outside the vocabulary; a request that samples got neither a token nor an error, or another one
+                got a token.
         """
+        self._check_form(result, vocab_size)
         sampling = {item.request_id for item in self.scheduled if item.samples}
-        extra = sorted(result.tokens.keys() - sampling)
+        extra = sorted(map(str, result.tokens.keys() - sampling))
         silent = sorted(rid for rid in sampling if not result.tokens.get(rid) and rid not in result.errors)
         if extra or silent:
             what = f"tokens for {', '.join(extra)}, which did not sample" if extra else ""
@@ -124,6 +127,35 @@ class StepPlan:
                 f"The runner's answer to step {self.step} has {what}; it must hold a token or an error for each "
                 "request of the plan with `samples`, and for no other."
             )
+
+    def _check_form(self, result: StepResult, vocab_size: int) -> None:
+        answer = f"The runner's answer to step {self.step}"
+        if not isinstance(result, StepResult):
+            raise RunnerError(f"{answer} is a {type(result).__name__}; it must be a StepResult.")
+        planned = {item.request_id for item in self.scheduled}
+        for name in ("tokens", "errors", "logprobs", "prompt_logprobs"):
+            if not isinstance(part := getattr(result, name), Mapping):
+                raise RunnerError(f"{answer} has {name} as a {type(part).__name__}; it must be a mapping.")
+            if name != "tokens" and (strangers := sorted(map(str, part.keys() - planned))):
+                raise RunnerError(f"{answer} has {name} for {', '.join(strangers)}, outside its plan.")
+        for rid, why in result.errors.items():
+            if not isinstance(why, str):
+                raise RunnerError(f"{answer} has a {type(why).__name__} as error of {rid}; give a sentence.")
+        for rid, row in result.tokens.items():
+            if not isinstance(row, list | tuple):
+                raise RunnerError(
+                    f"{answer} has a {type(row).__name__} as tokens of {rid}; give a list of ids."
+                )
+            for token_id in row:
+                if (
+                    isinstance(token_id, bool)
+                    or not isinstance(token_id, int)
+                    or not 0 <= token_id < vocab_size
+                ):
+                    raise RunnerError(
+                        f"{answer} has {token_id!r} among the tokens of {rid}; ids are integers from 0 to "
+                        f"{vocab_size - 1}."
+                    )
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
         return [

@@ -12,7 +12,8 @@ is ended, not retried. So each step computes a token, ends a request, or frees b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pagedinfer.config import EngineConfig
@@ -69,6 +70,7 @@ class Scheduler:
         queues: live requests, waiting and running.
         admission: who may come in, and who may join the batch.
         step: number of the last plan.
+        is_changing: whether the books are half written; only code that interrupts this thread can see True.
     """
 
     def __init__(self, config: EngineConfig, bus: EventBus | None = None) -> None:
@@ -78,6 +80,7 @@ class Scheduler:
         self.queues = Queues(config, self.blocks, self.bus)
         self.admission = Admission(config, self.blocks, self.queues)
         self.step = 0
+        self.is_changing = False
         self._open: list[_OpenPlan] = []
         self._ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
 
@@ -96,6 +99,16 @@ class Scheduler:
         """Every live request by id."""
         return self.queues.requests
 
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Around each change: events go out at its end, when the books are whole and subscribers may change more."""
+        with self.bus.hold():
+            outer, self.is_changing = self.is_changing, True
+            try:
+                yield
+            finally:
+                self.is_changing = outer
+
     # -- requests come and go -----------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
@@ -112,9 +125,10 @@ class Scheduler:
                 self.bus.emit(ev.Reject(rid, prompt, request.max_tokens, priority, now, str(error)))
             raise error
         request.max_tokens = min(request.max_tokens, self.config.max_model_len - prompt)
-        self.queues.add(request)
-        if self.bus.subs:
-            self.bus.emit(ev.Submit(rid, prompt, request.max_tokens, priority, now))
+        with self._change():
+            self.queues.add(request)
+            if self.bus.subs:
+                self.bus.emit(ev.Submit(rid, prompt, request.max_tokens, priority, now))
 
     def abort(self, request_id: str) -> list[Update]:
         """Give a request up. It ends at once, or when the open plan that works on it closes.
@@ -124,7 +138,7 @@ class Scheduler:
         """
         if request_id not in self.requests:
             raise UnknownRequest(f"No live request {request_id!r}: it never came, or it has ended.")
-        with self.bus.hold():
+        with self._change():
             if self.bus.subs:
                 self.bus.emit(ev.Abort(request_id))
             self._ending.setdefault(request_id, ("abort", "aborted by the caller"))
@@ -137,16 +151,16 @@ class Scheduler:
             RequestError: a plan is open, or the request is not running.
         """
         request = self.requests.get(request_id)
-        if self._open or request is None or request.status != Status.RUNNING:
+        if self._open or self.is_changing or request is None or request.status != Status.RUNNING:
             raise RequestError(f"Request {request_id!r} cannot be preempted: it must run, with no plan open.")
-        with self.bus.hold():
+        with self._change():
             self.queues.preempt(request, why)
 
     # -- the plan -----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
         """Plan the next step at time `now`. The plan stays open until `commit` or `cancel`."""
-        with self.bus.hold():
+        with self._change():
             plan = StepPlan(self.step + 1, now, self.config.max_num_batched_tokens)
             opened = _OpenPlan(plan)
             self._open.append(opened)
@@ -259,7 +273,7 @@ class Scheduler:
         assert self._open and self._open[0].plan is plan, f"step {plan.step} is not the oldest open plan"
         ends = {**(ends or {}), **{rid: ("error", why) for rid, why in result.errors.items()}}
         _check_result(plan, result, ends)
-        with self.bus.hold():
+        with self._change():
             self._open.pop(0)
             self.bus.step = plan.step  # what follows belongs to this plan, also when a later one is open
             if self.bus.subs:
@@ -283,7 +297,7 @@ class Scheduler:
     def cancel(self, plan: StepPlan, why: str = "cancelled") -> list[Update]:
         """Close the newest open plan as if it had never been made: the state before `schedule` is back."""
         assert self._open and self._open[-1].plan is plan, f"step {plan.step} is not the newest open plan"
-        with self.bus.hold():
+        with self._change():
             opened = self._open.pop()
             for item in plan.scheduled:
                 self.requests[item.request_id].num_computed_tokens -= item.num_tokens

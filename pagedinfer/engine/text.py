@@ -65,9 +65,14 @@ class OutputText:
         return False
 
     def finish(self) -> None:
-        """No more tokens: let out what was held back, replacement marks for bytes that never became a character."""
+        """No more tokens: let out what was held back, replacement marks for bytes that never became a character.
+
+        Harmless when called again.
+        """
         if self.stopped_by is None:
-            self.text += self._decode(self._context)[self._sent :]
+            window = self._decode(self._context)
+            self.text += window[self._sent :]
+            self._sent = max(self._sent, len(window))
 
     @property
     def visible(self) -> str:

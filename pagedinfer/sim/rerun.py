@@ -49,7 +49,13 @@ class _Driver:
 
     def run(self) -> Recording:
         for event in self.events:
-            self.feed(event)
+            try:
+                self.feed(event)
+            except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+                raise RecordingError(
+                    f"event {event.seq} ({event.kind}) does not fit what the core made of those before it: "
+                    f"{type(error).__name__} {error}"
+                ) from error
         return self.recording
 
     def feed(self, event: ev.Event) -> None:

@@ -8,10 +8,12 @@ A publisher writes two lines, and builds the event inside the guard:
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pagedinfer.errors import describe_error
 from pagedinfer.trace.events import Error, Event
 
 __all__ = ["EventBus", "Subscription"]
@@ -119,8 +121,14 @@ class EventBus:
             sub(event)
         except BaseException as error:  # whatever it is, the step that it happens in must go on
             sub.close()
-            self.emit(Error("subscriber", f"{sub!r}: {type(error).__name__}: {error}"))
-            warnings.warn(
-                f"{sub!r} raised {type(error).__name__}: {error}. It is detached; the run goes on.",
-                stacklevel=2,
-            )
+            what = describe_error(error)
+            self.emit(Error("subscriber", f"{sub!r}: {what}"))
+            _warn(f"{sub!r} raised {what}. It is detached; the run goes on.")
+
+
+def _warn(message: str) -> None:
+    """Warn, also where warnings are errors: raised here, one would end the step that it only tells of."""
+    try:
+        warnings.warn(message, stacklevel=3)
+    except Exception:
+        sys.stderr.write(f"{message}\n")

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pagedinfer.errors import PagedInferError
-from pagedinfer.trace.events import SCHEMA, Error, Event, Gap, Meta, Step, event_from_dict
+from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.trace.events import (
+    SCHEMA,
+    Error,
+    Event,
+    Gap,
+    Meta,
+    Step,
+    event_from_dict,
+    json_line,
+)
 from pagedinfer.trace.replay import State
 from pagedinfer.trace.tables import Table, block_table, request_table, step_table
 
@@ -17,10 +27,6 @@ __all__ = ["Recording", "RecordingError"]
 
 KEYFRAME_STEPS = 64
 """Every so many steps a folded state is kept, so that going back costs at most this many steps of folding."""
-
-
-class RecordingError(PagedInferError, ValueError):
-    """A file is not a recording that this version can read, or a step is not in it."""
 
 
 class Recording:
@@ -32,6 +38,10 @@ class Recording:
     """
 
     def __init__(self, events: Iterable[Event] = (), *, max_events: int | None = None) -> None:
+        if max_events is not None and (
+            isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1
+        ):
+            raise ConfigError(f"max_events={max_events!r}: it must be None or an integer of at least 1.")
         self.events: list[Event] = []
         self.truncated = False
         self._max_events = max_events
@@ -45,7 +55,11 @@ class Recording:
     # -- growing ------------------------------------------------------------------------------------------------
 
     def add(self, event: Event) -> None:
-        """Append an event. Past `max_events` it is dropped, and one `gap` counts what is missing."""
+        """Append an event. Past `max_events` it is dropped, and one `gap` counts what is missing.
+
+        Raises:
+            RecordingError: a step that does not follow the last one. A `gap` marks the place.
+        """
         if self._max_events is not None and len(self.events) >= self._max_events:
             self._dropped += 1
             if self._dropped == 1:
@@ -58,6 +72,13 @@ class Recording:
             self._first_step = event.step
         if isinstance(event, Step):
             index = event.i - self._first_step
+            if not 0 <= index <= len(self._starts):
+                missing = max(1, event.seq - self.events[-1].seq - 1)
+                self.events.append(Gap(missing))  # what is kept says that it is not all
+                raise RecordingError(
+                    f"Step {event.i} does not follow step {self.last_step}: {missing} or more events in between are "
+                    "missing. Make a new recording."
+                )
             if index == len(self._starts):
                 self._starts.append(len(self.events))
             else:  # the number of a cancelled plan again: the events of both belong to one step
@@ -117,6 +138,12 @@ class Recording:
                 self._keyframes[s] = state.copy()
         return state
 
+    def until(self, step: int) -> Recording:
+        """The recording as it stood at the end of a step: what comes later is not in it."""
+        last = self.step_events(step)
+        end = next(i for i in range(len(self.events), 0, -1) if self.events[i - 1] is last[-1]) if last else 1
+        return Recording(self.events[:end])
+
     def states(self) -> Iterator[State]:
         """The state at the end of every step in turn: one object that changes, so read it before going on."""
         state = State()
@@ -156,10 +183,7 @@ class Recording:
 
     def to_jsonl(self, *, wall: bool = True) -> str:
         """JSON lines, one event each. `wall=False` leaves wall time out: equal runs give equal bytes."""
-        return "".join(
-            json.dumps(event.to_dict(wall=wall), separators=(",", ":"), ensure_ascii=False) + "\n"
-            for event in self.events
-        )
+        return "".join(json_line(event.to_dict(wall=wall)) + "\n" for event in self.events)
 
     def save(self, path: str | PathLike[str], *, wall: bool = True) -> Path:
         """Write JSON lines to `path`, whole or not at all."""
@@ -189,13 +213,16 @@ class Recording:
         lines = [line for line in text.split("\n") if line.strip()]
         for number, line in enumerate(lines, 1):
             try:
-                data = json.loads(line)
-                event = event_from_dict(data) if isinstance(data, dict) else None
-            except (ValueError, TypeError) as error:
+                data = json.loads(line, parse_constant=_refuse_constant)
+            except (ValueError, RecursionError) as error:
                 if number == len(lines) > 1:
                     recording.truncated = True
                     break
                 raise RecordingError(f"{name}, line {number} is not an event: {error}.") from error
+            try:
+                event = event_from_dict(data) if isinstance(data, dict) else None
+            except ValueError as error:
+                raise RecordingError(f"{name}, line {number} is not an event: {error}") from error
             if number == 1 and not isinstance(event, Meta):
                 raise RecordingError(f"{name} is not a recording: its first line is not a meta event.")
             if isinstance(event, Meta) and str(event.schema).split(".")[0] != SCHEMA.split(".")[0]:
@@ -216,4 +243,8 @@ class Recording:
 
     def _repr_html_(self) -> str:
         config = ", ".join(f"{name}={value}" for name, value in self.config.items())
-        return f"<p>{self!r}; {config}</p>{self.requests._repr_html_()}"
+        return f"<p>{escape(f'{self!r}; {config}')}</p>{self.requests._repr_html_()}"
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of a recording")

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from pagedinfer.errors import RecordingError
 from pagedinfer.trace import events as ev
 
 __all__ = ["RequestState", "State", "fold"]
@@ -173,11 +174,20 @@ class State:
     # -- the rule book ------------------------------------------------------------------------------------------
 
     def apply(self, event: ev.Event) -> None:
-        """Change the state as `event` says. Kinds that say nothing about the state change nothing."""
+        """Change the state as `event` says. Kinds that say nothing about the state change nothing.
+
+        Raises:
+            RecordingError: the event does not fit what came before it; the state is then of no use.
+        """
         rule: Callable[[Any], Inverse | None] | None = getattr(self, f"_on_{event.kind}", None)
         if rule is None:
             return
-        inverse = rule(event)
+        try:
+            inverse = rule(event)
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            raise RecordingError(
+                f"event {event.seq} ({event.kind}) does not fit what came before it: {type(error).__name__} {error}"
+            ) from error
         if inverse is not None and self._open:
             self._open[-1][1].append(inverse)
 
@@ -197,6 +207,8 @@ class State:
             setattr(self, name, data[name])
 
     def _on_submit(self, event: ev.Submit) -> None:
+        if event.rid in self.requests:
+            raise ValueError(f"{event.rid!r} is live already")
         request = RequestState(
             event.rid, event.num_prompt_tokens, event.max_tokens, event.priority, self.num_submitted
         )

@@ -20,12 +20,14 @@ MAX_LINES = 12
 def static_bundle(
     recording: Recording, step: int, request: str | None, panes: Sequence[str], name: str
 ) -> dict[str, Any]:
-    """The static part of a view's MIME bundle: SVG, PNG and text."""
-    return {
+    """The static part of a view's MIME bundle: SVG, text, and a PNG of the block grid where the view has one."""
+    bundle = {
         "image/svg+xml": picture_svg(recording, step, request, panes),
-        "image/png": base64.b64encode(block_map_png(recording, step)).decode(),
         "text/plain": text_of(recording, step, panes, name),
     }
+    if "blocks" in panes:
+        bundle["image/png"] = base64.b64encode(block_map_png(recording, step)).decode()
+    return bundle
 
 
 def text_of(recording: Recording, step: int, panes: Sequence[str], name: str) -> str:

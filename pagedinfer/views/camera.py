@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording
@@ -23,6 +24,11 @@ from pagedinfer.views.frame import (
 from pagedinfer.views.sentences import short_label, step_sentence
 
 __all__ = ["Camera"]
+
+NEW = Row(-1)
+"""Stands for the row of a request that was not there in the step before."""
+
+CANCELLED = "the plan was cancelled"
 
 
 class Camera:
@@ -143,21 +149,24 @@ class Camera:
         changes["new"] = [[a.rid, a.label, a.num_prompt_tokens] for a in self.lanes[self._base_lanes :]]
         changes["gone"] = [lane for lane in base.rows if lane not in live]
         for lane, request in live.items():
-            row = base.rows.get(lane) or Row(lane, num_tokens=-1)
+            row = base.rows.get(lane, NEW)
             now = (request.num_tokens, request.num_computed_tokens, request.status)
-            if now != (row.num_tokens, row.num_computed_tokens, row.status):
+            if row is NEW or now != (row.num_tokens, row.num_computed_tokens, row.status):
                 changes["r"][str(lane)] = [*now[:2], STATUSES.index(request.status)]
             if (table := request.block_table) != (old := row.block_table):
                 keep = next((i for i, (a, b) in enumerate(zip(old, table, strict=False)) if a != b), None)
                 keep = min(len(old), len(table)) if keep is None else keep
                 changes["t"][str(lane)] = [keep, table[keep:]]
-            if why := self._why(lane):
-                changes["w"][str(lane)] = self._text(why)
+            if (why := self._own_why(lane, request.status)) != row.own_why:
+                changes["w"][str(lane)] = self._text(why) if why else -1
+        if (behind := self._behind()) != base.behind:
+            line["h"] = self._text(behind) if behind else -1
         for lane in live.keys() | base.did.keys() | self._plan.keys():
             if (did := self._did(lane, live.keys())) != base.did.get(lane, GONE):
                 changes["c"][str(lane)] = did
         queues = [[self.lane_of[rid] for rid in queue] for queue in (state.running, state.waiting)]
-        changes["q"] = queues if queues != [base.running, base.waiting] else None
+        if queues != [base.running, base.waiting]:
+            changes["q"] = [queue_change(base.running, queues[0]), queue_change(base.waiting, queues[1])]
         changes["e"] = [[kind, lane, self._text(text)] for kind, lane, text in self._notes]
         changes["x"] = self.texts[self._base_texts :]
         line |= {key: value for key, value in changes.items() if value}
@@ -185,8 +194,8 @@ class Camera:
             self.state.requests[self.lanes[lane].rid].status, HELD
         )
 
-    def _why(self, lane: int) -> str:
-        """Why a live request got no tokens in the newest plan, "" if it got some."""
+    def _own_why(self, lane: int, status: str) -> str:
+        """Why this very request got no tokens in the newest plan; "" if it got some, or waits as `_behind` says."""
         rid, state = self.lanes[lane].rid, self.state
         if lane in self._plan:
             return ""
@@ -198,7 +207,21 @@ class Camera:
             return (
                 "came after this step was planned" if state.step > self.first_step else "no step planned yet"
             )
-        if state.last.cancelled:
-            return "the plan was cancelled"
-        ahead = next((other for other in state.waiting if other in state.last.reasons), None)
-        return f"behind {ahead} in the queue" if ahead and rid in state.waiting else ""
+        return CANCELLED if state.last.cancelled and status == "running" else ""
+
+    def _behind(self) -> str:
+        """Why those in the queue wait that have no reason of their own: one sentence for all, however many."""
+        if self.state.last.cancelled:
+            return CANCELLED
+        reasons = self.state.last.reasons
+        ahead = next((rid for rid in self.state.waiting if rid in reasons), None) if reasons else None
+        return f"behind {ahead} in the queue" if ahead is not None else ""
+
+
+def queue_change(old: list[int], new: list[int]) -> list[Any]:
+    """What makes `old` into `new`: lanes to take out, then (position, lane) to put in, front to back."""
+    before, after = set(old), set(new)
+    if [lane for lane in old if lane in after] != [lane for lane in new if lane in before]:
+        before = after = set()  # what stays has changed places: all out, all in
+    out = [lane for lane in old if lane not in after]
+    return [out, [[i, lane] for i, lane in enumerate(new) if lane not in before]]

@@ -101,7 +101,9 @@ def export_html(
         script=esm().replace("export default { render };", "") + _MODEL,
     )  # fmt: skip
     target = Path(path)
-    target.write_text(page, encoding="utf-8")
+    target.write_text(
+        page, encoding="utf-8", errors="backslashreplace"
+    )  # half a surrogate pair becomes its escape
     return target
 
 
@@ -119,7 +121,8 @@ def _own_summary(recording: Recording) -> dict[str, str]:
 
 def _summary(items: Mapping[str, str]) -> str:
     cells = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in items.items()
+        f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>"
+        for name, value in items.items()
     )
     return f'<dl class="pi-summary">{cells}</dl>'
 
@@ -128,7 +131,8 @@ def _texts(texts: Mapping[str, str]) -> str:
     if not texts:
         return ""
     rows = "".join(
-        f'<tr><th scope="row">{escape(r)}</th><td>{escape(text)}</td></tr>' for r, text in texts.items()
+        f'<tr><th scope="row">{escape(str(r))}</th><td>{escape(str(text))}</td></tr>'
+        for r, text in texts.items()
     )
     head = '<thead><tr><th scope="col">Request</th><th scope="col">Text</th></tr></thead>'
     return f'<h2>What was generated</h2><table class="pi-texts">{head}<tbody>{rows}</tbody></table>'

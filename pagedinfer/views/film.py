@@ -7,11 +7,12 @@ Size grows with what happens, not with the pool.
 
 from __future__ import annotations
 
-import json
 import threading
 from copy import deepcopy
+from operator import index
 from weakref import WeakKeyDictionary
 
+from pagedinfer.trace.events import json_line
 from pagedinfer.trace.recording import Recording, RecordingError
 from pagedinfer.views.camera import Camera
 from pagedinfer.views.frame import GONE, PREFILL, Frame, Lane
@@ -27,8 +28,10 @@ class Film:
     Keys of a line (all but s, b, m, say only when there is something): `s` step, `b` token budget, `m` memory
     (`Frame.memory`), `say` sentence, `x` texts added to the film's list, `new` lanes added (rid, label, prompt
     tokens), `gone` lanes that left, `r` lane -> (num_tokens, num_computed_tokens, status), `t` lane -> (blocks kept,
-    blocks added), `c` lane -> what it did, where that changed, `n` lane -> tokens computed, `w` lane -> text why it
-    waits, `q` (running, waiting), `e` notes (kind, lane, text). Lanes and texts are numbers.
+    blocks added), `c` lane -> what it did, where that changed, `n` lane -> tokens computed, `w` lane -> text why this
+    one waits, where that changed (-1: no reason of its own), `h` text why the others in the queue wait, where that
+    changed (-1: none), `q` changes of (running, waiting), each (lanes out, (position, lane) in), `e` notes (kind,
+    lane, text). Lanes and texts are numbers. So a line grows with what happens, not with who waits.
 
     Raises:
         RecordingError: the recording is empty.
@@ -37,7 +40,9 @@ class Film:
     def __init__(self, recording: Recording) -> None:
         if not recording.events:
             raise RecordingError("The recording is empty; record an engine first.")
-        self.lock = threading.RLock()  # held by views while they step the engine or read
+        # Guards lines, texts and keyframes. Never held while an engine runs: a subscriber, under the engine's lock,
+        # may read the film. `driving` is what makes views advance an engine one at a time, and readers never want it.
+        self.lock, self.driving = threading.RLock(), threading.RLock()
         self._camera = Camera(recording)
         self.first_step = recording.first_step
         self.lanes: list[Lane] = self._camera.lanes
@@ -47,7 +52,8 @@ class Film:
 
     def update(self) -> int:
         """Take in what the recording has got since. Returns the first step whose line is new or changed."""
-        return self._camera.update()
+        with self.lock:
+            return self._camera.update()
 
     # -- looking ------------------------------------------------------------------------------------------------
 
@@ -72,6 +78,11 @@ class Film:
         Raises:
             RecordingError: there is no such step.
         """
+        if isinstance(step, bool) or not hasattr(step, "__index__"):
+            raise RecordingError(
+                f"No step {step!r}: steps are numbered {self.first_step} to {self.last_step}."
+            )
+        step = index(step)
         step = step + self.last_step + 1 if step < 0 else step
         if not self.first_step <= step <= self.last_step:
             raise RecordingError(f"No step {step}: the recording has {self.first_step} to {self.last_step}.")
@@ -79,16 +90,16 @@ class Film:
 
     def frame(self, step: int = -1) -> Frame:
         """What there was at the end of `step`: a copy of your own."""
-        step = self.clamp(step)
-        known = max((s for s in self._keyframes if s <= step), default=None)
-        frame = Frame() if known is None else deepcopy(self._keyframes[known])
-        for line in self.lines[
-            (0 if known is None else known + 1 - self.first_step) : step + 1 - self.first_step
-        ]:
-            frame.apply(line, self.texts)
-            if line["s"] % KEYFRAME_STEPS == 0 and line["s"] < self.last_step:
-                self._keyframes.setdefault(line["s"], deepcopy(frame))
-        return frame
+        with self.lock:
+            step = self.clamp(step)
+            known = max((s for s in self._keyframes if s <= step), default=None)
+            frame = Frame() if known is None else deepcopy(self._keyframes[known])
+            start = 0 if known is None else known + 1 - self.first_step
+            for line in self.lines[start : step + 1 - self.first_step]:
+                frame.apply(line, self.texts)
+                if line["s"] % KEYFRAME_STEPS == 0 and line["s"] < self.last_step:
+                    self._keyframes.setdefault(line["s"], deepcopy(frame))
+            return frame
 
     def runs(self, first: int, last: int) -> dict[int, list[tuple[int, int, int]]]:
         """Lane -> (did, from step, to step) runs between two steps. Prefill is never merged: each chunk is a run."""
@@ -115,13 +126,14 @@ class Film:
 
     def encode(self, step: int | None = None) -> bytes:
         """JSON lines: a header, then the lines from `step` (default: the first) to the end."""
-        start = self.first_step if step is None else min(max(step, self.first_step), self.last_step)
-        head = {
-            "film": 1, "from": start, "first": self.first_step, "num_blocks": self.num_blocks,
-            "block_size": self.block_size,
-        }  # fmt: skip
-        rows = (head, *self.lines[start - self.first_step :])
-        return "\n".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows).encode()
+        with self.lock:
+            start = self.first_step if step is None else min(max(step, self.first_step), self.last_step)
+            head = {
+                "film": 1, "from": start, "first": self.first_step, "num_blocks": self.num_blocks,
+                "block_size": self.block_size,
+            }  # fmt: skip
+            rows = (head, *self.lines[start - self.first_step :])
+        return "\n".join(json_line(row) for row in rows).encode()
 
 
 _films_lock = threading.Lock()
@@ -134,6 +146,5 @@ def film_of(recording: Recording) -> Film:
         film = _films.get(recording)
         if film is None:
             film = _films[recording] = Film(recording)
-    with film.lock:
-        film.update()
+    film.update()
     return film

@@ -41,7 +41,10 @@ class Lane:
 
 @dataclass(slots=True)
 class Row:
-    """One live request at the end of a step. `scheduled`: tokens computed in it; `why`: why it waits, or ""."""
+    """One live request at the end of a step. `scheduled`: tokens computed in it; `why`: why it waits, or "".
+
+    `own_why`: why where the request has a reason of its own; "" where it waits as `Frame.behind` says.
+    """
 
     lane: int
     num_tokens: int = 0
@@ -50,6 +53,7 @@ class Row:
     did: int = GONE
     scheduled: int = 0
     why: str = ""
+    own_why: str = ""
     block_table: list[int] = field(default_factory=list)
 
     def fill(self, logical: int, block_size: int) -> int:
@@ -85,6 +89,7 @@ class Frame:
         rows: live requests by lane. did: lane -> what it did, also for requests that ended in this step.
         scheduled: lane -> tokens computed in this step.
         running, waiting: lanes in queue order.
+        behind: why those in the queue wait that have no reason of their own.
         notes: (kind, lane or -1, sentence): admitted, resumed, preempted, finished, rejected, error, cancelled, gap.
         memory: token slots live, tail slack, free; and blocks in use.
         sentence: the step in words.
@@ -97,6 +102,7 @@ class Frame:
     scheduled: dict[int, int] = field(default_factory=dict)
     running: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
+    behind: str = ""
     notes: list[tuple[str, int, str]] = field(default_factory=list)
     memory: tuple[int, int, int, int] = (0, 0, 0, 0)
     sentence: str = ""
@@ -119,12 +125,18 @@ class Frame:
         for key, did in line.get("c", {}).items():
             self.did[int(key)] = did
         self.did = {lane: did for lane, did in self.did.items() if did != GONE}
-        self.running, self.waiting = line.get("q", (self.running, self.waiting))
+        if "q" in line:
+            self.running, self.waiting = map(changed_queue, (self.running, self.waiting), line["q"])
+        if "h" in line:
+            self.behind = texts[line["h"]] if line["h"] >= 0 else ""
+        for key, text in line.get("w", {}).items():
+            self.rows[int(key)].own_why = texts[text] if text >= 0 else ""
         self.scheduled = {int(key): n for key, n in line.get("n", {}).items()}
-        why = line.get("w", {})
         for lane, row in self.rows.items():
             row.did, row.scheduled = self.did.get(lane, GONE), self.scheduled.get(lane, 0)
-            row.why = texts[why[str(lane)]] if str(lane) in why else ""
+            row.why = row.own_why
+            if not row.why and row.status != "running" and not row.scheduled:
+                row.why = self.behind
         self.notes = [(kind, lane, texts[text]) for kind, lane, text in line.get("e", ())]
 
     def blocks(self, block_size: int) -> dict[int, Block]:
@@ -143,3 +155,12 @@ class Frame:
         """1 - live slots / allocated slots, 0 to 1."""
         live, slack = self.memory[:2]
         return slack / (live + slack) if live + slack else 0.0
+
+
+def changed_queue(queue: list[int], change: tuple[list[int], list[tuple[int, int]]]) -> list[int]:
+    """A queue after a change: lanes taken out, then (position, lane) put in, front to back."""
+    gone = set(change[0])
+    now = [lane for lane in queue if lane not in gone]
+    for position, lane in change[1]:
+        now.insert(position, lane)
+    return now

@@ -44,7 +44,13 @@ def picture_svg(
     panes: Sequence[str] = ("blocks", "timeline"),
     width: int = 940,
 ) -> str:
-    """Panes below each other as one SVG file; `request` is marked in all of them."""
+    """Panes below each other as one SVG file, `width` pixels wide; `request` is marked in all of them.
+
+    Raises:
+        ConfigError: no such pane, or a width out of its range. RecordingError: no such step.
+    """
+    if isinstance(width, bool) or not isinstance(width, int) or not 240 <= width <= 20_000:
+        raise ConfigError(f"width={width!r}: it must be an integer from 240 to 20000, in pixels.")
     film, panes = film_of(recording), check_panes(panes)
     step, lane = film.clamp(step), film.lane(request) if request else -1
     drawings = [_draw(film, pane, step, lane, width) for pane in panes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +22,8 @@ MARGIN = 22
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 _STYLE = (
     f".pi-static text{{font-family:{FONT};font-size:12px;stroke:none}}"
     ".pi-static .pi-h{font-size:14px;font-weight:600}.pi-static .pi-small{font-size:11px}"
@@ -39,15 +42,19 @@ class Drawing:
 
 
 def document(title: str, drawing: Drawing) -> str:
-    """A whole SVG file: scales to its container, paints its own background, has a name and a description."""
+    """A whole SVG file: scales to its container, paints its own background, has a name and a description.
+
+    Characters that XML does not allow (ids may have any) are left out: one of them would spoil the whole picture.
+    """
     pad, width, height = 16, drawing.width + 32, drawing.height + 32
-    return (
+    svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pi-static" role="img" viewBox="0 0 {width} {height}" '
         f'width="{width}" style="max-width:100%;height:auto" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title><desc>{escape(drawing.words)}</desc>"
         f"<style>{_STYLE}{static_css()}</style>"
         f'<rect class="pi-page" width="{width}" height="{height}"/>{translate(pad, pad, drawing.body)}</svg>'
     )
+    return _NOT_XML.sub("", svg)
 
 
 def translate(x: float, y: float, body: str) -> str:

@@ -2,12 +2,15 @@
 
 The browser has the whole film and scrubs without asking. Stepping past its end asks the kernel (`ask`), which runs
 the engine and sends the lines that are new (`tail`) with the outcome (`answer`) in one message: one message per
-frame, none queued, whatever the engine's speed. Callbacks come on the main thread or on a subshell's, hence the lock.
+frame, none queued, whatever the engine's speed. Callbacks come on the main thread or on a subshell's, hence
+the locks: `_driving` for one advance at a time, `_posting` for one message at a time, the film's own for reading it.
+An engine runs under `_driving` alone, so that a subscriber (which holds the engine's lock) can read this view.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, style
 from pagedinfer.views.bundle import static_bundle, text_of
@@ -35,7 +39,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
 
     Args:
         recording: what to show; it may grow.
-        advance: runs one engine step and returns whether there may be more. Called under a lock, on the thread that
+        advance: runs one engine step and returns whether there may be more. One call at a time, on the thread that
             asks: a widget callback's, the caller's of `step` or `play`, or a worker's in `run_async`.
         panes: some of "blocks", "timeline", "memory".
         step: the step to open at; -1 is the last.
@@ -73,10 +77,14 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         title: str = "Inside the engine",
         frames_per_second: float = 10.0,
     ) -> None:
+        if not (isinstance(frames_per_second, int | float) and 0 < frames_per_second <= 1000):
+            raise ConfigError(
+                f"frames_per_second={frames_per_second!r}: it must be a number above 0, up to 1000."
+            )
         self.recording = recording
         self.error = ""
         film = film_of(recording)
-        self._lock = film.lock
+        self._driving, self._posting = film.driving, threading.RLock()
         self._advance = advance
         self._sent = film.last_step
         self._pause_asked = False
@@ -91,7 +99,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
 
     def step(self, steps: int = 1) -> bool:
         """Run up to `steps` engine steps and show the newest. Returns whether there may be more."""
-        with self._lock:
+        with self._driving:
             try:
                 return self._run(steps)
             finally:
@@ -106,8 +114,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         more, shown = True, 0.0
         try:
             while more and (steps is None or steps > 0):
-                with self._lock:
-                    more = self._run(1)
+                more = self._run_locked()
                 steps = None if steps is None else steps - 1
                 if time.monotonic() - shown >= self._frame_seconds:
                     self._show()
@@ -146,7 +153,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         super().close()
 
     def _run_locked(self) -> bool:
-        with self._lock:
+        with self._driving:
             return self._run(1)
 
     def _run(self, steps: int) -> bool:
@@ -165,25 +172,25 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
     # -- the front end ------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
-        with self._lock:
-            self._post(self._sent)
+        self._post(self._sent)
 
     def _post(self, have: int, answer: dict[str, Any] | None = None) -> None:
         """One message: the lines after step `have` (that one again, it may have changed), cursor and outcome."""
         film = film_of(self.recording)
-        following = self.cursor >= min(have, self._sent)
-        with self.hold_sync():
-            self.tail = film.encode(have)
-            self._sent = film.last_step
+        with self._posting, self.hold_sync():
+            following = self.cursor >= min(have, self._sent)
+            with film.lock:  # both of the same moment
+                tail, last = film.encode(have), film.last_step
+            self.tail, self._sent = tail, last
             if following:
-                self.cursor = film.last_step
+                self.cursor = last
             self.answer = answer or {"error": self.error}
 
     def _on_ask(self, change: Any) -> None:
         ask = change["new"]
         if ask.get("pause"):
             self._pause_asked = True
-        with self._lock:
+        with self._driving:
             more = self._advance is not None
             try:
                 with suppress(Exception):  # `_run` has put its message into `error`, which the view shows

@@ -74,7 +74,7 @@ function createFilm() {
   return film;
 }
 
-const emptyFrame = () => ({ step: -1, budget: 0, rows: new Map(), running: [], waiting: [], scheduled: {}, notes: [], memory: [0, 0, 0, 0], say: "" });
+const emptyFrame = () => ({ step: -1, budget: 0, rows: new Map(), running: [], waiting: [], scheduled: {}, notes: [], memory: [0, 0, 0, 0], behind: "", say: "" });
 
 const copyFrame = (f) => ({ ...f, rows: new Map([...f.rows].map(([lane, row]) => [lane, { ...row, table: row.table.slice() }])) });
 
@@ -82,15 +82,24 @@ function applyLine(frame, line, texts) {
   const row = (lane) => frame.rows.get(+lane);
   for (const lane of line.gone ?? []) frame.rows.delete(lane);
   for (const [lane, [tokens, computed, status]] of Object.entries(line.r ?? {})) {
-    if (!row(lane)) frame.rows.set(+lane, { lane: +lane, table: [] });
+    if (!row(lane)) frame.rows.set(+lane, { lane: +lane, table: [], ownWhy: "" });
     Object.assign(row(lane), { tokens, computed, status: STATUS[status] });
   }
   for (const [lane, [keep, added]] of Object.entries(line.t ?? {})) { row(lane).table.length = keep; row(lane).table.push(...added); }
-  if (line.q) [frame.running, frame.waiting] = line.q;
+  if (line.q) [frame.running, frame.waiting] = [frame.running, frame.waiting].map((queue, i) => changedQueue(queue, line.q[i]));
+  if ("h" in line) frame.behind = texts[line.h] ?? "";
+  for (const [lane, text] of Object.entries(line.w ?? {})) row(lane).ownWhy = texts[text] ?? "";
   frame.scheduled = line.n ?? {};
-  for (const [lane, r] of frame.rows) { r.scheduled = frame.scheduled[lane] ?? 0; r.why = line.w && lane in line.w ? texts[line.w[lane]] : ""; }
+  for (const [lane, r] of frame.rows) { r.scheduled = frame.scheduled[lane] ?? 0; r.why = r.ownWhy || (r.status !== "running" && !r.scheduled ? frame.behind : ""); }
   frame.notes = (line.e ?? []).map(([kind, lane, text]) => ({ kind, lane, text: texts[text] }));
   Object.assign(frame, { step: line.s, budget: line.b, memory: line.m, say: line.say });
+}
+
+// A queue after a change: lanes taken out, then [position, lane] put in, front to back.
+function changedQueue(queue, [out, added]) {
+  const gone = new Set(out), now = queue.filter((lane) => !gone.has(lane));
+  for (const [position, lane] of added) now.splice(position, 0, lane);
+  return now;
 }
 
 const fillOf = (row, logical, size) => Math.max(0, Math.min(size, row.computed - logical * size));

@@ -141,6 +141,7 @@ function render({ model, el }) {
   // -- drawing ------------------------------------------------------------------------------------------------
   function draw() {
     if (!film.lines.length) return;
+    if (root.dataset.step !== String(state.frame.step)) tipBox.hidden = true;  // it told of another step
     root.dataset.step = state.frame.step;
     root.dataset.last = film.last;
     root.classList.toggle("has-selection", view.linkedLanes().size > 0);

@@ -35,7 +35,8 @@ function tellCell(film, number, step) {
     const r = line.r?.[number], row = film.frame(step).rows.get(number), end = r?.[1] ?? row?.computed;
     rows.push(["tokens", end ? `${n}, positions ${end - n} to ${end - 1}` : n]);
   }
-  if (line.w && number in line.w) rows.push(["because", film.texts[line.w[number]]]);
+  const why = film.frame(step).rows.get(number)?.why;
+  if (why) rows.push(["because", why]);
   for (const [kind, who, text] of line.e ?? []) if (who === number) rows.push([kind, film.texts[text]]);
   return { title: lane.rid, rows };
 }

@@ -1,0 +1,104 @@
+"""What callers of `LLM` may give: vLLM's options, one prompt or many, one set of parameters or one each."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pagedinfer.config import SamplingParams
+from pagedinfer.errors import ConfigError, RequestError
+
+__all__ = ["is_single", "no_progress", "one_each", "progress", "refuse_unsupported"]
+
+NEUTRAL: dict[str, Any] = {
+    "tokenizer": None,
+    "revision": None,
+    "quantization": None,
+    "load_format": "auto",
+    "trust_remote_code": False,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": True,
+    "swap_space": 0,
+    "cpu_offload_gb": 0,
+    "disable_log_stats": True,
+}
+"""Options of vLLM's that are not supported yet, with the value that says what this engine does anyway."""
+
+
+def refuse_unsupported(options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse options that `LLM` does not have, each by name; `known` are those that it has.
+
+    Raises:
+        ConfigError: an option is not vLLM's either, or has a value that is not supported yet.
+    """
+    problems = []
+    for name, value in options.items():
+        if name not in NEUTRAL:
+            near = difflib.get_close_matches(name, [*known, *NEUTRAL], 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            problems.append(f"LLM does not know {name}={value!r}: it is not an option.{hint}")
+        elif value != NEUTRAL[name]:
+            problems.append(f"{name}={value!r} is not supported yet; leave it at {NEUTRAL[name]!r}.")
+    if problems:
+        raise ConfigError(" ".join(problems))
+
+
+def is_single(prompts: object) -> bool:
+    """Whether this is one prompt (text, a dict, token ids) rather than several.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return True
+    if (
+        hasattr(prompts, "tolist") and getattr(prompts, "ndim", 0) > 0
+    ):  # an array or tensor: ids, or rows of ids
+        return bool(prompts.ndim == 1)  # type: ignore[attr-defined]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"Prompts are a {type(prompts).__name__}; give text, token ids, or a list of them."
+        )
+    return bool(prompts) and isinstance(prompts[0], int) and not isinstance(prompts[0], bool)
+
+
+def one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams | None]:
+    """Parameters for each of `count` prompts.
+
+    Raises:
+        ConfigError: not parameters, or another number of them.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+        raise ConfigError(
+            f"sampling_params is a {type(params).__name__}; give SamplingParams(...), or a list with one for each."
+        )
+    if len(params) != count:
+        raise ConfigError(
+            f"{len(params)} sampling_params for {count} prompts; give one for all, or one for each."
+        )
+    return list(params)
+
+
+def no_progress(done: int) -> None:
+    """Show nothing."""
+
+
+def progress(total: int) -> Callable[[int], None]:
+    """A line on the terminal that counts prompts done; nothing elsewhere (logs, notebooks, tests)."""
+    if not sys.stderr.isatty():
+        return no_progress
+
+    def show(done: int) -> None:
+        sys.stderr.write(f"\r{done} of {total} prompts done" + ("\n" if done == total else ""))
+        sys.stderr.flush()
+
+    return show
