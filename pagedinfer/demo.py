@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.config import SamplingParams
+from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.session import Session
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def run_demo(*, tiny: bool = False, html: Path = Path("demo.html"), live: bool |
 
 
 def _load(tiny: bool) -> LLM:
-    from pagedinfer.llm import LLM
+    with DeferredInterrupt():  # Ctrl-C in the middle of torch's import may be lost, or crash the process
+        from pagedinfer.llm import LLM
 
     # float32, so that the texts are the same on every machine; the pool holds about three of the eight requests at
     # full length, so that some have to give way.
