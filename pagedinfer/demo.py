@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.interrupt import DeferredInterrupt
+from pagedinfer.engine.output import RequestOutput
 from pagedinfer.session import Session
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def run_demo(*, tiny: bool = False, html: Path = Path("demo.html"), live: bool |
                 session.step()
             board.close()
             result.seconds = time.perf_counter() - start
-            result.texts = session.texts
+            result.texts = {rid: _text(output) for rid, output in session.outputs.items()}
         _summarise(result)
         _print(result)
         export_html(
@@ -193,13 +194,21 @@ def _summarise(result: DemoResult) -> None:
     result.summary = {
         "requests": str(len(requests)),
         "steps": str(result.recording.num_steps),
-        "tokens": f"{tokens} in {result.seconds:.1f} s, {tokens / result.seconds:.0f} tokens/s",
-        "TTFT": f"median {statistics.median(ttft) * 1000:.0f} ms, longest {max(ttft) * 1000:.0f} ms",
-        "TPOT": f"median {statistics.median(tpot) * 1000:.0f} ms",
+        "tokens": f"{tokens} in {result.seconds:.1f} s",
+        "speed": f"{tokens / result.seconds:.0f} tokens/s",
+        "TTFT, median": f"{statistics.median(ttft) * 1000:.0f} ms",
+        "TTFT, longest": f"{max(ttft) * 1000:.0f} ms",
+        "TPOT, median": f"{statistics.median(tpot) * 1000:.0f} ms",
         "preemptions": str(sum(requests["preemptions"])),
-        "KV waste": f"{statistics.mean(waste):.1%} of allocated slots, mean over steps (tail slack only)",
-        "KV usage": f"{max(steps['kv_usage']):.0%} at its peak",
+        "KV waste, mean": f"{statistics.mean(waste):.1%}",
+        "KV usage, peak": f"{max(steps['kv_usage']):.0%}",
     }
+
+
+def _text(output: RequestOutput) -> str:
+    """The answer; an ellipsis says that it was cut at the most tokens."""
+    first = output.outputs[0]
+    return first.text.strip() + (" …" if first.finish_reason == "length" else "")
 
 
 def _page_texts(result: DemoResult) -> dict[str, str]:
@@ -208,8 +217,9 @@ def _page_texts(result: DemoResult) -> dict[str, str]:
 
 def _print(result: DemoResult) -> None:
     for rid, question in result.prompts.items():
-        answer = result.texts.get(rid, "").strip().replace("\n", "\n      ")
+        answer = result.texts.get(rid, "").replace("\n", "\n      ")
         sys.stdout.write(f"\n{rid}  > {question}\n      {answer}\n")
     sys.stdout.write("\n")
     for name, value in result.summary.items():
-        sys.stdout.write(f"{name:>12}  {value}\n")
+        sys.stdout.write(f"{name:>14}  {value}\n")
+    sys.stdout.write(f"{'':>14}  (KV waste: the share of allocated token slots that hold no token)\n")
