@@ -583,6 +583,9 @@ def test_metrics_count():
     engine = make(max_num_seqs=1)
     assert engine.metrics() == {
         "num_steps": 0,
+        "num_requests": 0,
+        "num_prompt_tokens": 0,
+        "num_output_tokens": 0,
         "num_running": 0,
         "num_waiting": 0,
         "num_submitted": 0,
@@ -597,7 +600,9 @@ def test_metrics_count():
     now = engine.metrics()
     assert (now["num_running"], now["num_waiting"], now["kv_usage"]) == (1, 1, 2 / 16)
     drain(engine)
-    assert engine.metrics()["num_finished"] == engine.metrics()["num_submitted"] == 2
+    now = engine.metrics()
+    assert now["num_finished"] == now["num_submitted"] == now["num_requests"] == 2
+    assert (now["num_prompt_tokens"], now["num_output_tokens"]) == (2 * 7, 2 * 2)  # a begin token and six letters
 
 
 def test_the_clock_is_the_callers():

@@ -339,3 +339,14 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(ConfigError, match=words):
             SamplingParams(**options)
     SamplingParams(n=1, best_of=1, temperature=0.0)
+
+
+def test_the_prompt_of_several_outputs_is_counted_once():
+    with tiny_llm() as llm:
+        params = SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True)
+        (output,) = llm.generate([[1, 2, 3, 4, 5]], params)
+        now = llm.engine.metrics()
+        assert now["num_requests"] == 1
+        assert now["num_prompt_tokens"] == len(output.prompt_token_ids) == 5
+        assert now["num_output_tokens"] == sum(len(o.token_ids) for o in output.outputs) == 12
+        assert now["num_submitted"] == 3

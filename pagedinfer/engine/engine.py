@@ -81,7 +81,9 @@ class Engine:
         self._lock = self._operations.lock
         self._make_mask = make_mask
         self._callers = Callers()
-        self._num_requests = 0
+        self._num_requests = 0  # as callers count: one, however many outputs
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
         self._stepping = False
         self._closed = False
 
@@ -123,6 +125,7 @@ class Engine:
                     self.scheduler.submit(request, now)
                     self._callers.add(LiveRequest(request, text, self._tokenizer, outbox))
                 self._num_requests += 1
+                self._num_prompt_tokens += len(token_ids)
                 if len(requests) > 1:
                     children = [request.request_id for request in requests]
                     self._callers.add_group(request_id, params, children, outbox)
@@ -256,6 +259,7 @@ class Engine:
                 self.bus.emit(Error("runner", what))
             raise
         result, ends = self._callers.look_for_ends(result)
+        self._num_output_tokens += sum(map(len, result.tokens.values()))
         self._callers.deliver(self.scheduler.commit(plan, result, ends))
 
     def _now(self) -> float:
@@ -290,11 +294,18 @@ class Engine:
             self._callers.check(self.scheduler.requests)
 
     def metrics(self) -> dict[str, int | float]:
-        """Counts now and since the start. `kv_usage` is a share, 0 to 1."""
+        """Counts now and since the start. `kv_usage` is a share, 0 to 1.
+
+        A request with several outputs counts once in `num_requests`, its prompt once in `num_prompt_tokens`; for the
+        scheduler (`num_submitted`, `num_running`, ...) each output is a request.
+        """
         with self._lock:
             scheduler = self.scheduler
             return {
                 "num_steps": scheduler.step,
+                "num_requests": self._num_requests,
+                "num_prompt_tokens": self._num_prompt_tokens,
+                "num_output_tokens": self._num_output_tokens,
                 "num_running": len(scheduler.running),
                 "num_waiting": len(scheduler.waiting),
                 "num_submitted": scheduler.queues.num_submitted,
