@@ -98,7 +98,8 @@ def measure(notebook: Path) -> dict[str, Any]:
             "JUPYTER_DATA_DIR": home,
             "JUPYTER_RUNTIME_DIR": home,
         }
-        command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
+        # not "jupyter lab": that would take the first jupyter-lab on the PATH, perhaps of another environment
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
         command += [f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
         command += [f"--ServerApp.root_dir={notebook.parent}", "--LabApp.news_url=None"]
         server = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
