@@ -602,7 +602,10 @@ def test_metrics_count():
     drain(engine)
     now = engine.metrics()
     assert now["num_finished"] == now["num_submitted"] == now["num_requests"] == 2
-    assert (now["num_prompt_tokens"], now["num_output_tokens"]) == (2 * 7, 2 * 2)  # a begin token and six letters
+    assert (now["num_prompt_tokens"], now["num_output_tokens"]) == (
+        2 * 7,
+        2 * 2,
+    )  # a begin token and six letters
 
 
 def test_the_clock_is_the_callers():
