@@ -89,6 +89,17 @@ def simulated_run():
     return SimulatedRun
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Tiny models gain nothing from more threads of torch's, and lose much on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 CHROMIUM_ARGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",

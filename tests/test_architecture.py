@@ -26,23 +26,24 @@ MODULES = {_name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 # What a module may import of pagedinfer, beside its own package; the longest matching name decides.
 LAYERS = {
     "errors": (),
+    "randomness": (),
     "checks": ("errors",),
     "sampling_params": ("errors", "checks"),
     "config": ("errors", "checks", "sampling_params"),
     "trace.events": (),
     "trace.bus": ("errors", "trace.events"),
     "memory": ("errors", "trace.events", "trace.bus"),
-    "engine": ("errors", "config", "memory", "trace.events", "trace.bus"),
+    "engine": ("errors", "config", "randomness", "memory", "trace.events", "trace.bus"),
     "trace": ("errors", "config"),
     "views": ("errors", "config", "trace"),
     "backends": ("errors", "config"),
     "model": ("errors", "config", "backends"),
-    "runner": ("errors", "config", "engine", "backends", "model"),
+    "runner": ("errors", "config", "randomness", "engine", "backends", "model"),
     "sim": ("errors", "config", "memory", "engine", "trace"),
 }
 # These wire the sides together and may import anything of ours.
 WIRING = {"", "llm", "arguments", "async_engine", "session", "cli", "demo", "testing", "course"}
-CORE = ("errors", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
+CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
 LIVE_VIEWS = {"views.widget"}  # the one module of the views that needs more than the standard library
 
 

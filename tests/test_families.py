@@ -78,12 +78,7 @@ def prompt(seed, length=LENGTH):
     return [generator.randrange(3, VOCAB) for _ in range(length)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():  # these models gain nothing from more, and lose much on a busy machine
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

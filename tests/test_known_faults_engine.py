@@ -10,7 +10,6 @@ import warnings
 from dataclasses import asdict
 
 import pytest
-import torch
 
 from pagedinfer import Recorder, SamplingParams
 from pagedinfer.config import EngineConfig
@@ -33,12 +32,7 @@ BLOCK_SIZE = 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():  # the tiny model gains nothing from more, and loses much on a busy machine
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_sc_02_a_prompt_larger_than_the_pool_blocks_nobody():

@@ -28,12 +28,7 @@ from pagedinfer.testing import (
 INF = math.inf
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def item(prompt=(), output=(), *, forbidden=(), masks=(), bad_words=(), **params):

@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 
 import pytest
-import torch
 
 from pagedinfer import Recorder, SamplingParams
 from pagedinfer.async_engine import AsyncEngine
@@ -13,13 +12,7 @@ from pagedinfer.sim.rerun import rerun
 from pagedinfer.testing import assert_no_leak, cold_outputs, force_preempt, run_bounded, tiny_llm
 from pagedinfer.trace.replay import fold
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -67,7 +60,8 @@ def test_without_a_seed_children_and_later_requests_have_their_own(llm):
 
 
 def test_a_seed_of_a_child_is_no_neighbours_seed():
-    from pagedinfer.engine.group import child_seed, mix
+    from pagedinfer.engine.group import child_seed
+    from pagedinfer.randomness import mix
 
     seeds = [child_seed(base, index) for base in range(50) for index in range(50)]
     seeds += [mix(base, number) for base in range(50) for number in range(50)]

@@ -1,7 +1,6 @@
 from itertools import pairwise
 
 import pytest
-import torch
 
 from pagedinfer import Recorder, SamplingParams, Session
 from pagedinfer.errors import ConfigError, RequestError
@@ -11,12 +10,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 OPTIONS = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():  # the tiny model gains nothing from more, and loses much on a busy machine
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from pagedinfer import SamplingParams, StructuredOutputsParams
 from pagedinfer.errors import ConfigError, ModelError
@@ -63,12 +62,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

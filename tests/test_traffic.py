@@ -1,17 +1,10 @@
 """Random traffic on tiny models of several families, with everything that can go wrong going wrong: `torture.py`."""
 
 import pytest
-import torch
 import torture
 from torture import FAMILIES, NUM_CASES, Traffic, case, cold, run
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():  # the tiny models gain nothing from more, and lose much on a busy machine
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,19 +5,13 @@ import math
 import re
 
 import pytest
-import torch
 
 from pagedinfer.model.tiny import ByteTokenizer
 
 MODEL = "tiny"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(script):

@@ -12,7 +12,7 @@ from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
-from pagedinfer.engine.group import child_ids, mix, split
+from pagedinfer.engine.group import child_ids, split
 from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.live import LiveRequest
@@ -30,6 +30,7 @@ from pagedinfer.errors import (
     UnknownRequest,
     describe_error,
 )
+from pagedinfer.randomness import mix
 from pagedinfer.trace.bus import EventBus, Subscription
 from pagedinfer.trace.events import Error, Event
 

@@ -15,8 +15,9 @@ from pagedinfer.engine.live import LiveRequest
 from pagedinfer.engine.output import CompletionOutput, RequestOutput
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Update
+from pagedinfer.randomness import mix
 
-__all__ = ["Group", "child_ids", "child_seed", "mix", "split"]
+__all__ = ["Group", "child_ids", "child_seed", "split"]
 
 
 class Group:
@@ -121,11 +122,3 @@ def child_ids(request_id: str, num_children: int) -> list[str]:
 def child_seed(seed: int, index: int) -> int:
     """A child's seed: the first has the request's own, so that it equals the only output of n=1."""
     return seed if index == 0 else mix(mix(seed, index), index)
-
-
-def mix(seed: int, number: int) -> int:
-    """A seed for the `number`-th of something: SplitMix64 (Steele et al., OOPSLA 2014) over (seed, number)."""
-    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return z ^ (z >> 31)

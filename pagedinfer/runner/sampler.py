@@ -29,6 +29,7 @@ import torch
 
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.plan import TokenLogprobs
+from pagedinfer.randomness import mix, scramble
 from pagedinfer.runner.logprobs import token_logprobs
 
 __all__ = ["Sampled", "sample", "sample_reference", "uniform"]
@@ -38,7 +39,6 @@ _CANDIDATES = 64
 _SLACK = 1.0 - 1e-6
 """Factor on top_p and min_p: float32 logits of probabilities .5 and .3 need not add up to .8."""
 _INF = float("inf")
-_MASK = 2**64 - 1
 
 
 @dataclass(slots=True)
@@ -59,17 +59,9 @@ class Sampled:
 def uniform(seed: int, index: int) -> float:
     """The uniform number in [0, 1) for output token `index` of a request seeded with `seed`.
 
-    Counter based, after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), with the
-    mixer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-    2014): the mixed seed plus index times the golden gamma, mixed again; the top 53 bits.
+    The mixed seed starts a row of its own (`pagedinfer.randomness`); the top 53 bits of its `index`-th number.
     """
-    return (_mix(_mix(seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15 & _MASK) >> 11) * 2.0**-53
-
-
-def _mix(z: int) -> int:
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
-    return z ^ (z >> 31)
+    return (mix(scramble(seed), index) >> 11) * 2.0**-53
 
 
 def sample(
