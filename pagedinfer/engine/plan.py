@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 from pagedinfer.config import SamplingParams, TokenMask
 from pagedinfer.errors import RunnerError
+from pagedinfer.memory.ops import BlockOp
 
-__all__ = ["ScheduledRequest", "StepPlan", "StepResult", "TokenLogprobs", "TokenRules"]
+__all__ = ["BlockOp", "ScheduledRequest", "StepPlan", "StepResult", "TokenLogprobs", "TokenRules"]
 
 TokenLogprobs: TypeAlias = Mapping[int, tuple[float, int]]
 """Token id -> (log-probability, rank from 1), most likely first, the token that came among them."""
@@ -52,6 +53,9 @@ class ScheduledRequest:
         forbidden_token_ids: ids that must not be sampled now (end ids before `min_tokens`).
         num_prompt_tokens: how many of `token_ids` are the prompt; the others are output, also after a preemption.
         rules: what else the sampler needs to know, opaque to the core.
+        draft_token_ids: guessed tokens that follow `token_ids`; the last `len(draft_token_ids)` of the `num_tokens`
+            computed are theirs, and each asks for one more sampled token. Only where `samples`.
+        group_tables: the tables of groups 1 and on (layers of another kind), -1 where a window has left a block.
     """
 
     request_id: str
@@ -68,6 +72,8 @@ class ScheduledRequest:
     forbidden_token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)
     num_prompt_tokens: int = field(default=0, repr=False, compare=False)
     rules: TokenRules | None = field(default=None, repr=False, compare=False)
+    draft_token_ids: Sequence[int] = field(default=(), compare=False)
+    group_tables: Sequence[Sequence[int]] = field(default=(), repr=False, compare=False)
 
     @property
     def end(self) -> int:
@@ -88,6 +94,7 @@ class StepPlan:
         exhausted: requests that can never grow within the pool, with the sentence why; `commit` ends them.
         reasons: for each running request left out, and for the head of `waiting` (the others wait behind it), the
             sentence why.
+        ops: block operations, to be run in order before the forward pass.
     """
 
     step: int
@@ -97,6 +104,7 @@ class StepPlan:
     preempted: list[str] = field(default_factory=list)
     exhausted: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    ops: list[BlockOp] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -105,7 +113,7 @@ class StepPlan:
 
     def __bool__(self) -> bool:
         """Whether there is anything to run or to end."""
-        return bool(self.scheduled or self.exhausted)
+        return bool(self.scheduled or self.exhausted or self.ops)
 
     def check_result(self, result: StepResult, vocab_size: int) -> None:
         """Refuse a runner's answer that does not fit the plan, before it changes anything.
@@ -203,6 +211,8 @@ class StepResult:
         prompt_logprobs: per request the position of the first prompt token scored, and the same for it and the
             prompt tokens that follow; only where asked for. A chunk that is computed again is scored again.
         seconds: wall time of the forward pass, 0.0 where it has no meaning.
+        op_seconds: wall time of the block operations.
+        op_bytes: bytes that the block operations copied.
     """
 
     tokens: Mapping[str, Sequence[int]]
@@ -210,3 +220,5 @@ class StepResult:
     logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
     seconds: float = 0.0
+    op_seconds: float = 0.0
+    op_bytes: int = 0

@@ -2,16 +2,15 @@
 
 Events are facts. They carry ints, floats, strings and tuples, never tensors and never prompt text. One event per
 request (or cause) and step, none per token or block. Folding them gives the engine's state (`trace.replay`);
-the inputs among them re-run the core (`trace.rerun`).
+the inputs among them re-run the core (`sim.rerun`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from math import isfinite
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagedinfer.trace.schema import KINDS, SCHEMA, Event, event_from_dict, json_line
 
 __all__ = [
     "KINDS",
@@ -19,150 +18,40 @@ __all__ = [
     "Abort",
     "Admit",
     "Alloc",
+    "Cache",
     "Cancel",
     "Commit",
+    "Compact",
+    "Copy",
     "Error",
     "Event",
+    "Evict",
+    "Expire",
     "Finish",
+    "Fork",
     "Free",
     "Gap",
+    "Hit",
     "Keyframe",
     "Meta",
+    "Move",
+    "Pin",
     "Preempt",
     "Refuse",
     "Reject",
+    "Reset",
+    "Resize",
     "Resume",
+    "Retain",
+    "Share",
+    "Slide",
     "Step",
     "Submit",
+    "Swap",
+    "Trim",
     "event_from_dict",
     "json_line",
 ]
-
-SCHEMA = "1.0"
-"""Version of the vocabulary. A higher minor number adds kinds or fields; readers skip what they do not know."""
-
-MAX_NUMBER = 2**53
-"""Integers of a recording are smaller: JSON readers elsewhere keep them exactly."""
-
-MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 10**6, 256
-"""The largest pool that a recording may claim: its replay holds every block."""
-
-
-KINDS: dict[str, type[Event]] = {}
-"""Every kind by name."""
-
-
-@dataclass(slots=True)
-class Event:
-    """Base of all events. The bus stamps these three:
-
-    Attributes:
-        seq: number of the event on its bus, from 0.
-        step: the step it belongs to; 0 before the first.
-        t: wall time in seconds, None when the bus has no wall clock. Never part of a comparison.
-    """
-
-    kind: ClassVar[str] = ""
-    seq: int = field(init=False, default=-1, compare=False)
-    step: int = field(init=False, default=-1)
-    t: float | None = field(init=False, default=None, compare=False, repr=False)
-
-    def __init_subclass__(cls) -> None:
-        # Called twice per class: @dataclass(slots=True) builds a second one, which is the one to keep.
-        cls.kind = cls.__name__.lower()
-        KINDS[cls.kind] = cls
-
-    def to_dict(self, *, wall: bool = True) -> dict[str, Any]:
-        """The event as a JSON-ready dict; `wall=False` leaves `t` out, so that equal runs give equal bytes."""
-        data: dict[str, Any] = {"kind": self.kind, "seq": self.seq, "step": self.step}
-        if wall and self.t is not None:
-            data["t"] = round(self.t, 6)
-        for name in _own_fields(type(self)):
-            data[name] = getattr(self, name)
-        return data
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
-
-
-def _is_real(value: Any) -> bool:
-    return _is_int(value) or (isinstance(value, float) and isfinite(value))
-
-
-def _is_str(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(of, value))
-
-
-def _is_dict(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(_is_str, value)) and all(map(of, value.values()))
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "int": _is_int,
-    "float": _is_real,
-    "float | None": lambda value: value is None or _is_real(value),
-    "str": _is_str,
-    "tuple[int, ...]": _is_list(_is_int),
-    "dict[str, int]": _is_dict(_is_int),
-    "dict[str, str]": _is_dict(_is_str),
-    "dict[str, list[str]]": _is_dict(_is_list(_is_str)),
-    "dict[str, Any]": _is_dict(lambda value: True),
-}
-"""For each type that a field may have: whether a value read from JSON is of it."""
-
-
-def _check_pool(config: Mapping[str, Any]) -> None:
-    for name, most in (("num_blocks", MAX_NUM_BLOCKS), ("block_size", MAX_BLOCK_SIZE)):
-        value = config.get(name, 1)
-        if not (_is_int(value) and 1 <= value <= most):
-            raise ValueError(
-                f"{name} in config is {repr(value)[:60]}; it must be an integer from 1 to {most}."
-            )
-
-
-def json_line(data: Mapping[str, Any]) -> str:
-    """`data` as one line of compact JSON that UTF-8 can hold: escaped where an id has half a surrogate pair."""
-    line = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return json.dumps(data, separators=(",", ":"))
-    return line
-
-
-def _own_fields(cls: type[Event]) -> list[str]:
-    return [f.name for f in fields(cls) if f.init]
-
-
-def event_from_dict(data: Mapping[str, Any]) -> Event | None:
-    """The event that `to_dict` described, or None for a kind (or a required field) unknown to this version.
-
-    Raises:
-        ValueError: a field holds something else than its type says.
-    """
-    cls = KINDS.get(str(data.get("kind")))
-    if cls is None:
-        return None
-    required = [
-        f.name for f in fields(cls) if f.init and f.default is MISSING and f.default_factory is MISSING
-    ]
-    if any(name not in data for name in required):
-        return None
-    values = {name: data[name] for name in _own_fields(cls) if name in data}
-    types = {f.name: str(f.type) for f in fields(cls)}
-    for name in ("seq", "step", "t", *values):
-        if name in data and not _FITS[types[name]](data[name]):
-            raise ValueError(f"{name} of {cls.kind} is {repr(data[name])[:60]}, which is no {types[name]}.")
-    if cls is Meta:
-        _check_pool(data["config"])
-    event = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    event.seq, event.step, event.t = data.get("seq", -1), data.get("step", -1), data.get("t")
-    return event
 
 
 @dataclass(slots=True)
@@ -183,13 +72,38 @@ class Keyframe(Event):
 
 @dataclass(slots=True)
 class Submit(Event):
-    """Input: a request was accepted into `waiting`."""
+    """Input: a request was accepted into `waiting`.
+
+    `keys` are the ids of the prompt's full blocks (equal ids: equal tokens after equal tokens), empty when the
+    request takes no part in the prefix cache. `parent` is the live request whose prompt it shares (`n > 1`).
+    `deadline` and `expires` are times in the clock of `now`: by when it should end, and when it is given up.
+    `retain` holds ranges of the prompt: (first token, end, priority, until).
+    """
 
     rid: str
     num_prompt_tokens: int
     max_tokens: int
     priority: int
     now: float
+    keys: tuple[int, ...] = ()
+    tenant: str = ""
+    deadline: float | None = None
+    expires: float | None = None
+    parent: str = ""
+    retain: tuple[tuple[int, int, int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Fork(Event):
+    """Input: a live request was copied as it stands. The copy `rid` has `num_tokens` tokens and shares the blocks of
+    `parent`; `share` or `admit` say the rest. `keys` are those of its full blocks.
+    """
+
+    rid: str
+    parent: str
+    max_tokens: int
+    now: float
+    keys: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -230,11 +144,14 @@ class Step(Event):
 class Commit(Event):
     """Input: a plan ran. `tokens` maps request to the number of new tokens (requests without any are left out).
 
-    `ends` holds the ends that the core cannot know: request -> [finish reason, the sentence why].
+    `ends` holds the ends that the core cannot know: request -> [finish reason, the sentence why]. `keys` holds the
+    ids of blocks that the new tokens completed, `drafts` how many tokens were guessed for the next step.
     """
 
     tokens: dict[str, int]
     ends: dict[str, list[str]] = field(default_factory=dict)
+    keys: dict[str, list[int]] = field(default_factory=dict)
+    drafts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -271,8 +188,145 @@ class Alloc(Event):
 
 
 @dataclass(slots=True)
+class Share(Event):
+    """Blocks `pblks`, whose tokens are written already, were appended to the request's table."""
+
+    rid: str
+    group: int
+    first: int
+    pblks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Hit(Event):
+    """The prefix cache was asked at an admission: `n` tokens need no computing; `why` says why not more."""
+
+    rid: str
+    n: int
+    why: str
+
+
+@dataclass(slots=True)
+class Copy(Event):
+    """Copy-on-write: logical block `first` of the request is now `pairs[0][1]`, a copy of `pairs[0][0]`."""
+
+    rid: str
+    group: int
+    first: int
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Cache(Event):
+    """Full, written blocks were published: `pblks[i]` holds the tokens that `keys[i]` stands for.
+
+    `parent` is the key before the first of them, -1 at the start of a prompt.
+    """
+
+    rid: str
+    pblks: tuple[int, ...]
+    keys: tuple[int, ...]
+    parent: int
+
+
+@dataclass(slots=True)
+class Evict(Event):
+    """Cached blocks that nobody used lost their content, in this order."""
+
+    pblks: tuple[int, ...]
+    why: str
+
+
+@dataclass(slots=True)
+class Retain(Event):
+    """Cached blocks got another retention priority (0 goes first, 100 last) until the time `until` (-1: no end)."""
+
+    pblks: tuple[int, ...]
+    priority: int
+    until: float
+
+
+@dataclass(slots=True)
+class Pin(Event):
+    """Input: the first `num_tokens` tokens of a cached prefix are held (`pin`) or let go; a pin counts as a user."""
+
+    pblks: tuple[int, ...]
+    pin: bool
+
+
+@dataclass(slots=True)
+class Expire(Event):
+    """Retention of these blocks ran out: they are ordinary cached blocks again."""
+
+    pblks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Reset(Event):
+    """Input: the prefix cache was emptied (`pblks` in the order of the free list)."""
+
+    pblks: tuple[int, ...]
+    why: str
+
+
+@dataclass(slots=True)
+class Trim(Event):
+    """The last blocks of the request's table were given back: guessed tokens that did not come."""
+
+    rid: str
+    group: int
+    pblks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Slide(Event):
+    """Blocks that a sliding window has left were given back; the table says -1 from logical block `first` on."""
+
+    rid: str
+    group: int
+    first: int
+    pblks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Move(Event):
+    """Blocks of the request went elsewhere, contents and all: (from, to), in order of its table."""
+
+    rid: str
+    group: int
+    pairs: tuple[tuple[int, int], ...]
+    why: str
+
+
+@dataclass(slots=True)
+class Swap(Event):
+    """Blocks were copied to host slots (`dir` "out": block, slot) or back ("in": slot, block)."""
+
+    rid: str
+    dir: str
+    pairs: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Resize(Event):
+    """Input: the pool has `num_blocks` blocks from now on; moves out of the part that went away come before."""
+
+    num_blocks: int
+
+
+@dataclass(slots=True)
+class Compact(Event):
+    """Input: a compaction was asked for between two steps; its moves follow."""
+
+    why: str
+
+
+@dataclass(slots=True)
 class Free(Event):
-    """The request gave its blocks back, in this order; `why` is "preempt" or "finish"."""
+    """The request gave its blocks back; `pblks` are those that nobody else holds, in this order.
+
+    `why` is "preempt" or "finish".
+    """
 
     rid: str
     pblks: tuple[int, ...]

@@ -1,0 +1,106 @@
+"""What the scheduler asks of KV memory, however it is laid out: one protocol, paged and contiguous allocators.
+
+The block manager (`memory.blocks`) is the paged one; `memory.contiguous` reserves extents instead. All hand out
+block tables of physical ids, so kernels, views and checks are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pagedinfer.memory.journal import Journal
+from pagedinfer.memory.keys import BlockKey
+from pagedinfer.memory.ops import BlockOp
+
+__all__ = ["KVAllocator"]
+
+
+class KVAllocator(Protocol):
+    """Blocks for requests. Every method either does all of its work or changes nothing.
+
+    While `journal` is set each change records its inverse there.
+    """
+
+    num_blocks: int
+    block_size: int
+    journal: Journal | None
+    refuse_calls: set[int]
+    num_calls: int
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody uses: cached blocks that may be evicted count, reserved ones do not."""
+        ...
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the pool in use, 0 to 1."""
+        ...
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
+        ...
+
+    def table(self, rid: str) -> list[int]:
+        """The request's block table, read-only; empty when it holds nothing."""
+        ...
+
+    def num_missing(self, rid: str, num_tokens: int) -> int:
+        """Blocks to add so that the request's table covers `num_tokens` tokens; 0 when it does already."""
+        ...
+
+    def why_never(self, num_tokens: int, max_total_tokens: int) -> str | None:
+        """Why even the empty pool could not hold a request of `num_tokens` that may grow to `max_total_tokens`."""
+        ...
+
+    def shortage(
+        self, keys: Sequence[BlockKey], num_tokens: int, max_total_tokens: int, spare: int
+    ) -> str | None:
+        """Why a request without a table cannot come in now, leaving `spare` blocks free: "needs 3 blocks, 1 free"."""
+        ...
+
+    def attach(self, rid: str, keys: Sequence[BlockKey], num_tokens: int) -> tuple[int, str]:
+        """Give a request without a table the cached blocks of its prefix.
+
+        Returns the tokens that need no computing (fewer than `num_tokens`), and why it is not more.
+        """
+        ...
+
+    def allocate(
+        self, rid: str, num_tokens: int, *, start: int | None = None, max_total_tokens: int | None = None
+    ) -> tuple[int, ...]:
+        """Grow the request's table until it covers `num_tokens` tokens. Returns the new block ids.
+
+        `start` is the first position that will be written: a block there that others hold too is copied first
+        (default: only new blocks are written). `max_total_tokens` is what the request may grow to, which allocators
+        that reserve take now.
+
+        Raises:
+            OutOfBlocks: there is no room (or the call was refused by fault injection).
+        """
+        ...
+
+    def publish(self, rid: str, keys: Sequence[BlockKey], num_tokens: int) -> None:
+        """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on."""
+        ...
+
+    def trim(self, rid: str, num_tokens: int) -> None:
+        """Give back the blocks at the table's end that `num_tokens` tokens do not need."""
+        ...
+
+    def free(self, rid: str, why: str) -> tuple[int, ...]:
+        """Take the request's table back. Returns the blocks that nobody holds any more."""
+        ...
+
+    def take_ops(self) -> list[BlockOp]:
+        """The block operations asked for since the last call, in order."""
+        ...
+
+    def snapshot(self) -> dict[str, object]:
+        """The whole state as plain data."""
+        ...
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        ...
