@@ -200,7 +200,7 @@ def test_importing_pagedinfer_loads_the_standard_library_only():
 
 
 def test_the_engine_runs_without_views_and_without_trace_but_events_and_bus():
-    kept = {"trace", "trace.events", "trace.bus"}
+    kept = {"trace", "trace.schema", "trace.events", "trace.bus"}
     hidden = [
         f"pagedinfer.{m}" for m in MODULES if (_within(m, "trace") and m not in kept) or _within(m, "views")
     ]
