@@ -35,7 +35,7 @@ LAYERS = {
     "trace.bus": ("errors", "trace.events"),
     "memory": ("errors", "config", "trace.events", "trace.bus"),
     "engine": ("errors", "config", "randomness", "memory", "trace.events", "trace.bus"),
-    "trace": ("errors", "config"),
+    "trace": ("errors", "config", "memory.free_queue"),
     "views": ("errors", "config", "trace"),
     "backends": ("errors", "config"),
     "model": ("errors", "config", "backends"),
