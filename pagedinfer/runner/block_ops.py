@@ -24,7 +24,8 @@ class BlockOps:
 
     - No operation destroys its source; it is lost when something later writes to it. So an operation's inverse is
       remembered after it is done, and one cut short needs none.
-    - A pair of a move may fill what an earlier pair gave up, so each pair is done, and taken back, by itself.
+    - A pair of a move may fill what an earlier pair gave up, so each pair is done, and taken back, by itself. So are
+      pairs with a destination in common.
     - Content that a destination or the forward pass overwrites and no operation carried away, the plan names
       (`overwritten`): it is kept aside.
 
@@ -110,9 +111,9 @@ class BlockOps:
 
 
 def _in_parts(ops: Sequence[BlockOp]) -> Iterator[BlockOp]:
-    """The operations, a move pair by pair."""
+    """The operations, split into pairs where these depend on each other."""
     for op in ops:
-        if op.kind == "move":
-            yield from (BlockOp("move", (pair,)) for pair in op.pairs)
+        if op.kind == "move" or len({to for _, to in op.pairs}) < len(op.pairs):
+            yield from (BlockOp(op.kind, (pair,)) for pair in op.pairs)
         else:
             yield op
