@@ -275,16 +275,16 @@ def cancelled_after_a_cut(books, cut_at, how, overwritten):
     ops = BlockOps(Scissors(kv, counter), Scissors(host, counter))
     try:
         ops.run(books.ops, overwritten)
+    except Cut:
+        pass  # it has taken itself back
+    else:
         kv.pool[:, [block_id for _, block_id in books.to_write]] = float(
             "nan"
-        )  # the forward pass, before it fails
-        raise Cut
-    except Cut:
-        pass
-    try:
-        ops.take_back()
-    except Cut:  # it was the taking back that was cut
-        ops.take_back()
+        )  # the forward pass, then it fails
+        try:
+            ops.take_back()
+        except Cut:  # it was the taking back that was cut
+            ops.take_back()
     after = {"block": bits(kv.pool), "host": bits(host.read_out(range(4))[0])}
     return [
         (place, number)
@@ -445,6 +445,23 @@ def test_what_was_committed_is_never_taken_back(runner, started):
     assert (runner.kv.pool[:, 0] == 5.0).all()
     runner.run_ops([])
     runner.take_back(first)
+    assert (runner.kv.pool[:, 0] == 5.0).all()
+
+
+def test_an_interrupt_before_a_plan_begins_takes_nothing_back(runner, started):
+    class Interrupted:
+        scheduled = ()
+
+        @property
+        def ops(self):
+            raise KeyboardInterrupt
+
+    runner.execute(plan_of(ops=[BlockOp("move", ((0, 4),))]))  # and it is committed
+    runner.kv.pool[:, 0] = 5.0
+    plan = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        runner.execute(plan)
+    runner.take_back(plan)
     assert (runner.kv.pool[:, 0] == 5.0).all()
 
 

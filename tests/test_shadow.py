@@ -332,6 +332,24 @@ def test_it_is_a_runner_with_the_tokens_of_the_simulated_one():
     assert (result.op_bytes, result.op_seconds) == (10, 0.0)
 
 
+def test_the_shadow_follows_another_runner():
+    runner, memory = SimulatedRunner(bytes_per_block=10), ShadowMemory(8, 2, 1)
+    memory.watch(runner)
+    plan = StepPlan(1, 0.0, 9, [item("a", A, (0, 4), [0, 1])])
+    assert list(runner.execute(plan).tokens) == ["a"]
+    assert runner.run_ops([BlockOp("swap_out", ((1, 0),))]) == (10, 0.0)
+    runner.resize(1)
+    runner.resize(8)
+    moving = StepPlan(2, 0.0, 9, [item("b", B, (0, 2), [0])], ops=[BlockOp("move", ((0, 3),))])
+    runner.execute(moving)
+    runner.take_back(moving)
+    back = [BlockOp("swap_in", ((0, 5),))]
+    runner.execute(StepPlan(3, 0.0, 9, [item("a", A, (4, 5), [0, 5, 1])], ops=back))
+    with pytest.raises(ShadowFault, match="reads token 4"):
+        runner.execute(StepPlan(4, 0.0, 9, [item("a", A, (5, 6), [0, 5, 7])]))
+    assert runner.num_steps == 4
+
+
 def test_a_fault_in_the_engine_costs_the_step_and_shows():
     """A block manager that hands out a block in use."""
     engine = Engine(EngineConfig(num_blocks=16, block_size=2), ShadowRunner(16, 2))

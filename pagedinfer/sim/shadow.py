@@ -5,17 +5,17 @@ for, with everything before that token (keys and values depend on all of it), an
 another content, or with none, is a `ShadowFault` that names it. So a wrong block table, a forgotten copy, a swap to
 the wrong place or a block handed out too early shows in the step where it does harm, without a model.
 
-`ShadowRunner` is a runner for the engine. `ShadowMemory` alone watches another runner: call `run(plan)` after it
-executed the plan, `take_back(plan)` where the plan was cancelled then, `run_ops` and `resize` as on a runner.
+`ShadowRunner` is a runner for the engine; `ShadowMemory.watch` follows another runner, one with a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pagedinfer.engine.plan import BlockOp, ScheduledRequest, StepPlan, StepResult
+from pagedinfer.engine.protocols import Runner
 from pagedinfer.sim.simulated import SimulatedRunner, TokenRule
 
 __all__ = ["Content", "ShadowFault", "ShadowMemory", "ShadowRunner"]
@@ -81,6 +81,12 @@ class ShadowMemory:
 
     def _blank(self) -> Block:
         return [None] * self.block_size
+
+    def watch(self, runner: Runner) -> None:
+        """Follow everything that `runner` does from now on; its `execute` raises `ShadowFault` too."""
+        for name in ("execute", "take_back", "run_ops", "resize"):
+            follow = getattr(self, "run" if name == "execute" else name)
+            setattr(runner, name, _both(getattr(runner, name), follow))
 
     # -- what a runner does ---------------------------------------------------------------------------------------
 
@@ -240,6 +246,15 @@ class ShadowMemory:
                 f"is {list(table)}, the pool has blocks 0 to {len(self.blocks) - 1}."
             )
         return block_id, offset
+
+
+def _both(first: Callable[[Any], Any], then: Callable[[Any], object]) -> Callable[[Any], Any]:
+    def call(argument: Any) -> Any:
+        result = first(argument)
+        then(argument)
+        return result
+
+    return call
 
 
 def _tables(item: ScheduledRequest) -> Iterator[tuple[int, Sequence[int]]]:
