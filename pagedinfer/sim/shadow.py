@@ -83,7 +83,10 @@ class ShadowMemory:
         return [None] * self.block_size
 
     def watch(self, runner: Runner) -> None:
-        """Follow everything that `runner` does from now on; its `execute` raises `ShadowFault` too."""
+        """Follow everything that `runner` does from now on; its calls raise `ShadowFault` too.
+
+        They are wrapped on the object, so the runner must not use one of them within another.
+        """
         for name in ("execute", "take_back", "run_ops", "resize"):
             follow = getattr(self, "run" if name == "execute" else name)
             setattr(runner, name, _both(getattr(runner, name), follow))

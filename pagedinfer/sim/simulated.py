@@ -54,14 +54,16 @@ class SimulatedRunner:
         """Tokens for the plan's sampling requests; ids that `forbidden_token_ids` names are stepped over."""
         self.num_steps += 1
         tokens = {item.request_id: (self._token(item),) for item in plan.scheduled if item.samples}
-        num_bytes, seconds = self.run_ops(plan.ops)
-        return StepResult(tokens, op_bytes=num_bytes, op_seconds=seconds)
+        return StepResult(tokens, op_bytes=self._count(plan.ops))
 
     def run_ops(self, ops: Sequence[BlockOp]) -> tuple[int, float]:
         """Count block operations. Returns the bytes they stand for, and 0.0 seconds."""
+        return self._count(ops), 0.0
+
+    def _count(self, ops: Sequence[BlockOp]) -> int:
         for op in ops:
             self.num_moved[op.kind] += len(op.pairs)
-        return sum(len(op.pairs) for op in ops) * self._bytes_per_block, 0.0
+        return sum(len(op.pairs) for op in ops) * self._bytes_per_block
 
     def take_back(self, plan: StepPlan) -> None:
         """Nothing to take back: no block holds anything."""
