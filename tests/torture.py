@@ -281,7 +281,7 @@ class Traffic:
         kinds = ("same", "tie", "outgrown", "aborted", "sick", "streams", "streams closed", "subscribers")
         self.counts = dict.fromkeys(kinds, 0)
         self.trouble = self.victim = None
-        self.shadow = ShadowMemory(self.options["num_blocks"], block_size)
+        self.shadow = ShadowMemory(self.options["num_blocks"], self.options["block_size"])
         self.shadow.watch(self.engine.runner)
         execute = self.engine.runner.execute
         self.engine.runner.execute = lambda plan: self.execute(execute, plan)
