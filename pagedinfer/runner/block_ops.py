@@ -52,15 +52,15 @@ class BlockOps:
             self._check(op)
         if not ops and not overwritten:
             return 0, 0.0
-        start = time.perf_counter()
+        start, lost = time.perf_counter(), set(overwritten)
         try:
             for op in _in_parts(ops):
                 if op.kind != "swap_out":
-                    self._keep([block_id for _, block_id in op.pairs if block_id in overwritten])
+                    self._keep([block_id for _, block_id in op.pairs if block_id in lost])
                 self._do(op)
                 if op.inverse is not None:
                     self._inverses.append(partial(self._do, op.inverse))
-            self._keep(overwritten)  # what the forward pass is going to overwrite
+            self._keep(lost)  # what the forward pass is going to overwrite
             if self._kv.pool.is_cuda:  # the seconds are of the copies, not of asking for them
                 torch.cuda.synchronize(self._kv.pool.device)
         except BaseException:
