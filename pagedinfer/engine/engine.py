@@ -249,13 +249,16 @@ class Engine:
         plan = self.scheduler.schedule(self._now())
         try:
             interrupt.forward = True
-            result = self.runner.execute(plan) if plan.scheduled else StepResult({})
+            result = self.runner.execute(plan) if plan.scheduled or plan.ops else StepResult({})
             interrupt.forward = False
             plan.check_result(result, self.runner.vocab_size)
         except BaseException as error:
             interrupt.forward = False
             what = describe_error(error)
-            self._callers.deliver(self.scheduler.cancel(plan, what))
+            try:
+                self.runner.take_back(plan)
+            finally:
+                self._callers.deliver(self.scheduler.cancel(plan, what))
             if isinstance(error, Exception) and self.bus.subs:
                 self.bus.emit(Error("runner", what))
             raise

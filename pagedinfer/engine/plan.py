@@ -95,6 +95,8 @@ class StepPlan:
         reasons: for each running request left out, and for the head of `waiting` (the others wait behind it), the
             sentence why.
         ops: block operations, to be run in order before the forward pass.
+        overwritten: blocks that lose their content to this plan and get it back if it is cancelled: those that a
+            cached prefix or a request gave up in it and that it hands out again. The runner keeps a copy.
     """
 
     step: int
@@ -105,6 +107,7 @@ class StepPlan:
     exhausted: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     ops: list[BlockOp] = field(default_factory=list)
+    overwritten: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
