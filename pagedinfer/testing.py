@@ -6,7 +6,7 @@ LEAK (`assert_no_leak`), MAP (`check_map`), BOUND (`run_bounded`), POISON (`pois
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.config import SamplingParams
@@ -30,6 +30,7 @@ __all__ = [
     "refuse_allocation",
     "run_bounded",
     "tiny_llm",
+    "unused_blocks",
 ]
 
 TIE_GAP = 1e-3
