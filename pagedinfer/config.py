@@ -24,6 +24,7 @@ class EngineConfig:
         max_num_batched_tokens: the most tokens computed in one step (the token budget).
         watermark: share of the pool kept free when a request is admitted beside running ones, so that they can
             grow before anybody is preempted; 0 to 0.5, rounded down to whole blocks.
+        num_draft_tokens: the most tokens guessed ahead for a request and step (prompt n-gram look-up); 0 for none.
     """
 
     num_blocks: int
@@ -32,6 +33,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     watermark: float = 0.01
+    num_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_int("num_blocks", self.num_blocks, 1)
@@ -40,6 +42,7 @@ class EngineConfig:
         check_int("max_num_seqs", self.max_num_seqs, 1)
         check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_real("watermark", self.watermark, 0.0, 0.5)
+        check_int("num_draft_tokens", self.num_draft_tokens, 0)
 
     @property
     def watermark_blocks(self) -> int:

@@ -11,13 +11,12 @@ import torch
 
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
-from pagedinfer.engine.plan import ScheduledRequest, StepPlan, StepResult, TokenLogprobs
+from pagedinfer.engine.plan import StepPlan, StepResult, TokenLogprobs
 from pagedinfer.errors import ConfigError, EngineClosed
 from pagedinfer.model.protocols import CausalModel, ModelInfo
+from pagedinfer.runner.acceptance import choose
 from pagedinfer.runner.inputs import InputBuffers
-from pagedinfer.runner.logits import shape
 from pagedinfer.runner.logprobs import prompt_logprobs, scored_span
-from pagedinfer.runner.sampler import sample, uniform
 
 __all__ = ["TorchRunner", "pick_dtype"]
 
@@ -64,7 +63,7 @@ class TorchRunner:
         start = time.perf_counter()
         inputs, items = self._buffers.update(plan)
         logits, scored = self._forward(self._decoder, inputs)
-        result = _choose(logits, items) if items else StepResult(tokens={})
+        result = choose(logits, items) if items else StepResult(tokens={})
         result.prompt_logprobs = scored
         result.seconds = time.perf_counter() - start
         return result
@@ -89,21 +88,6 @@ class TorchRunner:
         """Free the pool and let go of the model. Harmless when called twice."""
         self._kv.close()
         self._decoder = None
-
-
-def _choose(logits: torch.Tensor, items: Sequence[ScheduledRequest]) -> StepResult:
-    """A token for each row that has not failed."""
-    logits = logits.float()
-    raw, failed = shape(logits, items)
-    uniforms = [uniform(item.seed, item.output_index) for item in items]
-    sampled = sample(logits, [item.params for item in items], uniforms, raw)
-    errors = sampled.errors | failed
-    good = [(row, item.request_id) for row, item in enumerate(items) if row not in errors]
-    return StepResult(
-        tokens={rid: (sampled.tokens[row],) for row, rid in good},
-        errors={items[row].request_id: why for row, why in errors.items()},
-        logprobs={rid: (sampled.logprobs[row],) for row, rid in good if row in sampled.logprobs},
-    )
 
 
 def pick_dtype(name: str, config: ModelInfo, device: torch.device | str = "cpu") -> torch.dtype:
