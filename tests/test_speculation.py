@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedinfer.config import EngineConfig, SamplingParams, StructuredOutputsParams
-from pagedinfer.engine.drafter import NgramDrafter
+from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.plan import ScheduledRequest, StepPlan, StepResult
 from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import RunnerError
+from pagedinfer.errors import ConfigError, RunnerError
+from pagedinfer.llm import LLM
 from pagedinfer.model.decoder import Decoder
 from pagedinfer.model.tiny import ByteTokenizer, TinyWeights
 from pagedinfer.runner import acceptance
@@ -24,8 +24,11 @@ from pagedinfer.runner.acceptance import choose, num_to_take
 from pagedinfer.runner.inputs import InputBuffers
 from pagedinfer.runner.sampler import uniform
 from pagedinfer.runner.torch_runner import TorchRunner
+from pagedinfer.sim.rerun import rerun
 from pagedinfer.sim.simulated import SimulatedRunner, counting_rule
 from pagedinfer.testing import assert_no_leak, assert_same, force_preempt, run_bounded, tiny_llm
+from pagedinfer.trace.recorder import Recorder
+from pagedinfer.trace.replay import fold
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,8 +53,8 @@ def item(
     start = len(token_ids) - 1 if start is None else start
     return ScheduledRequest(
         request_id=rid, start=start, num_tokens=len(token_ids) - start + len(drafts), samples=samples,
-        output_index=index, is_prefill=False, new_block_ids=(), block_table=table, token_ids=token_ids, params=params, seed=seed,
-        num_prompt_tokens=len(token_ids) - index, draft_token_ids=drafts,
+        output_index=index, is_prefill=False, new_block_ids=(), block_table=table, token_ids=token_ids,
+        params=params, seed=seed, num_prompt_tokens=len(token_ids) - index, draft_token_ids=drafts,
     )  # fmt: skip
 
 
@@ -423,3 +426,295 @@ def test_a_runner_that_keeps_rejected_keys_and_values_would_be_seen(decoder, mon
     monkeypatch.setattr(acceptance, "num_to_take", lambda tokens, drafts: len(tokens))
     monkeypatch.setattr(StepPlan, "check_result", lambda *_: None)
     assert run(decoder, GREEDY, wrong(expected, 2))[0] != expected
+
+
+# -- the whole engine -------------------------------------------------------------------------------------------------
+
+scheduled = pytest.mark.skipif(
+    "drafts" not in inspect.signature(Scheduler.commit).parameters, reason="the scheduler takes no drafts yet"
+)
+LOOPS = [[256, *b"one two one two one two one"], [256, *b"aaaaaaaaaaaa"], [256, *b"no loop"], [256, *b"xyz"]]
+LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+class Poisoning(TorchRunner):
+    """Fills the slots of rejected drafts with NaN as soon as they are rejected. Counts what it saw."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.kv.poison()
+        self.rejected = self.accepted = 0
+        self.with_drafts = set()
+
+    def execute(self, plan):
+        result = super().execute(plan)
+        for item in plan.scheduled:
+            num_drafts = len(item.draft_token_ids)
+            if num_drafts:
+                self.with_drafts.add(item.request_id)
+                taken = len(result.tokens[item.request_id]) - 1
+                self.accepted += taken
+                self.rejected += num_drafts - taken
+                for position in range(item.end - num_drafts + taken, item.end):
+                    block, offset = divmod(position, self.kv.block_size)
+                    self.kv.pool[:, item.block_table[block], offset] = NAN
+        return result
+
+
+class Oracle:
+    """Knows each request's output and tells it, but for every third token, three times out of four."""
+
+    def __init__(self, outputs, num=3):
+        self.outputs, self.num, self.live = outputs, num, set()
+
+    def propose(self, request, new_token_ids, limit):
+        self.live.add(request.request_id)
+        at = request.num_output_tokens + len(new_token_ids)
+        right = self.outputs[request.request_id][at:][: self.num if at % 4 else 0]
+        return [(token + ((at + i) % 3 == 2)) % 256 for i, token in enumerate(right)]
+
+    def forget(self, request_id):
+        self.live.discard(request_id)
+
+
+def serve(decoder, params, drafter=None, *, prompts=LOOPS, disturb=lambda engine, step: None, **settings):
+    """Outputs by id, and the engine. `params` for all or one each; `disturb` is called before each step."""
+    config = EngineConfig(**{"num_blocks": 200, "block_size": 4} | settings)
+    runner = Poisoning(decoder, num_blocks=config.num_blocks, block_size=config.block_size)
+    engine = Engine(config, runner, tokenizer=ByteTokenizer(), drafter=drafter)
+    every = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    for prompt, how in zip(prompts, every, strict=True):
+        engine.add_request(prompt, how)
+    done = {}
+    for step in range(2000):
+        if not engine.has_unfinished():
+            assert_no_leak(engine)
+            return [done[rid] for rid in sorted(done)], engine
+        disturb(engine, step)
+        done.update((output.request_id, output) for output in engine.step() if output.finished)
+        engine.check()
+    raise AssertionError("no end in 2000 steps")
+
+
+@scheduled
+@pytest.mark.parametrize("num", [1, 4])
+@pytest.mark.parametrize(
+    "params", [LONG, SamplingParams(temperature=0.8, top_p=0.9, max_tokens=40, ignore_eos=True)]
+)
+def test_n_grams_change_no_output(decoder, params, num):
+    expected, plain = serve(decoder, params)
+    outputs, engine = serve(decoder, params, num_draft_tokens=num)
+    assert_same(outputs, expected)
+    now = engine.metrics()
+    assert now["num_draft_tokens"] == engine.runner.accepted + engine.runner.rejected
+    assert now["num_accepted_tokens"] == engine.runner.accepted
+    assert engine.runner.rejected > 0
+    if params is LONG:
+        assert engine.runner.accepted > 0
+        assert now["num_steps"] < plain.metrics()["num_steps"]
+
+
+@scheduled
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"block_size": 1, "num_blocks": 400},
+        {"block_size": 16},
+        {"max_num_batched_tokens": 5},
+        {"max_num_seqs": 2},
+        {"num_blocks": 22},  # preemptions: 4 requests of up to 67 tokens each
+    ],
+)
+def test_drafts_right_and_wrong_change_no_output(decoder, settings):
+    params = [LONG, SamplingParams(temperature=0.9, seed=5, max_tokens=40, ignore_eos=True)] * 2
+    expected, _ = serve(decoder, params)
+    oracle = Oracle({output.request_id: output.outputs[0].token_ids for output in expected})
+    outputs, engine = serve(decoder, params, oracle, **settings)
+    assert_same(outputs, expected)
+    assert engine.runner.accepted > 20
+    assert engine.runner.rejected > 20
+    assert bool(engine.metrics()["num_preemptions"]) == (settings.get("num_blocks") == 22)
+    assert not oracle.live
+
+
+@scheduled
+def test_preemption_at_any_step_changes_no_output(decoder):
+    expected, _ = serve(decoder, LONG)
+    oracle = Oracle({output.request_id: output.outputs[0].token_ids for output in expected})
+
+    def disturb(engine, step):
+        for request in engine.scheduler.running[step % 3 :: 5]:
+            force_preempt(engine, request.request_id)
+
+    outputs, engine = serve(decoder, LONG, oracle, disturb=disturb)
+    assert_same(outputs, expected)
+    assert engine.metrics()["num_preemptions"] > 5
+    assert engine.runner.accepted > 0
+
+
+@scheduled
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 9])
+def test_an_output_ends_where_it_ended_without(decoder, max_tokens):
+    whole, _ = serve(decoder, LONG)
+    token_ids = whole[0].outputs[0].token_ids
+    letters = ByteTokenizer().decode(token_ids)[5:7]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=[token_ids[max_tokens]]),
+        SamplingParams(temperature=0.0, max_tokens=40, stop=[letters], ignore_eos=True),
+        SamplingParams(
+            temperature=0.0, max_tokens=40, min_tokens=8, stop_token_ids=list(range(100)), ignore_eos=True
+        ),
+    ]
+    prompts = [LOOPS[0]] * 4
+    expected, _ = serve(decoder, params, prompts=prompts)
+    oracle = Oracle({output.request_id: [*output.outputs[0].token_ids, 1, 2, 3] for output in expected})
+    outputs, _ = serve(decoder, params, oracle, prompts=prompts)
+    assert_same(outputs, expected)
+    assert [o.outputs[0].stop_reason for o in outputs] == [o.outputs[0].stop_reason for o in expected]
+
+
+@scheduled
+def test_log_probabilities_are_those_without(decoder):
+    params = SamplingParams(temperature=0.0, max_tokens=30, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    expected, _ = serve(decoder, params)
+    outputs, engine = serve(decoder, params, num_draft_tokens=3)
+    assert engine.runner.accepted > 0
+    for output, other in zip(outputs, expected, strict=True):
+        got, want = output.outputs[0], other.outputs[0]
+        assert len(got.logprobs) == len(got.token_ids) == 30
+        assert got.cumulative_logprob == pytest.approx(want.cumulative_logprob, abs=1e-3)
+        for rows, others in (
+            (got.logprobs, want.logprobs),
+            (output.prompt_logprobs[1:], other.prompt_logprobs[1:]),
+        ):
+            assert [list(row) for row in rows] == [list(row) for row in others]
+            for row, reference in zip(rows, others, strict=True):
+                assert [e.logprob for e in row.values()] == pytest.approx(
+                    [e.logprob for e in reference.values()], abs=1e-4
+                )
+
+
+@scheduled
+def test_requests_whose_rows_would_differ_get_no_drafts(decoder):
+    class Letters:
+        def allowed(self, token_ids):
+            return [97 <= token < 123 for token in range(decoder.config.vocab_size)]
+
+    common = {"temperature": 0.0, "max_tokens": 20, "ignore_eos": True}
+    params = [
+        SamplingParams(**common),
+        SamplingParams(**common, frequency_penalty=0.5),
+        SamplingParams(**common, token_mask=Letters()),
+        SamplingParams(**common, bad_words=["a"]),
+        SamplingParams(**common, logits_processors=[lambda ids, logits: logits]),
+    ]
+    prompts = [LOOPS[1]] * 5
+    expected, _ = serve(decoder, params, prompts=prompts)
+    outputs, engine = serve(decoder, params, prompts=prompts, num_draft_tokens=3)
+    assert_same(outputs, expected)
+    assert engine.runner.with_drafts == {"r0"}
+
+
+@scheduled
+def test_several_outputs_of_a_prompt_speculate_each_for_itself():
+    params = SamplingParams(temperature=0.7, seed=3, n=3, max_tokens=30, ignore_eos=True)
+    with tiny_llm() as plain, tiny_llm(num_draft_tokens=3) as llm:
+        (expected,) = plain.generate(LOOPS[:1], params)
+        (output,) = llm.generate(LOOPS[:1], params)
+        assert [o.token_ids for o in output.outputs] == [o.token_ids for o in expected.outputs]
+        assert llm.engine.metrics()["num_draft_tokens"] > 0
+        assert_no_leak(llm.engine)
+
+
+def test_drafts_are_counted_before_a_model_is_loaded():
+    with pytest.raises(ConfigError, match="num_draft_tokens=-1"):
+        LLM("no such model", num_draft_tokens=-1)
+
+
+@scheduled
+def test_a_drafter_that_fails_costs_no_request():
+    class Broken:
+        def propose(self, request, new_token_ids, limit):
+            raise ValueError("lost")
+
+        def forget(self, request_id):
+            raise ValueError("lost")
+
+    engine = Engine(EngineConfig(num_blocks=16, block_size=4), SimulatedRunner(), drafter=Broken())
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=4, detokenize=False))
+    with Recorder(engine) as recording:
+        (output,) = run_bounded(engine, 10).values()
+    assert (output.outputs[0].finish_reason, len(output.outputs[0].token_ids)) == ("length", 4)
+    assert {event.where for event in recording.errors} == {"drafter"}
+    assert_no_leak(engine)
+
+
+# -- traffic over the simulated runner: short loops, so that n-grams are often right and sometimes wrong --------------
+
+
+def circling(item):
+    """Loops of three to six tokens, with a slip now and then."""
+    index = item.output_index
+    return (item.seed + index % (3 + item.seed % 4) + 7 * (index % 11 == 10)) % 50
+
+
+def traffic(seed, num_draft_tokens, disturb=lambda engine, step: None):
+    """Random arrivals, aborts and preemptions in a small pool. Outputs of those that ran to their end."""
+    chance = random.Random(seed)
+    config = EngineConfig(num_blocks=chance.choice([14, 30]), block_size=chance.choice([2, 4]), max_num_seqs=6,
+                          max_num_batched_tokens=chance.choice([5, 24]), max_model_len=40,
+                          num_draft_tokens=num_draft_tokens)  # fmt: skip
+    engine = Engine(config, SimulatedRunner(vocab_size=50, rule=circling), seed=seed)
+    arrivals = {chance.randrange(30): chance.randrange(1, 12) for _ in range(8)}
+    aborted, done = [f"r{chance.randrange(8)}"], {}
+    with Recorder(engine) as recording:
+        for step in range(500):
+            if step in arrivals:
+                engine.add_request([step] * arrivals[step], SamplingParams(max_tokens=25, detokenize=False))
+            if step == 20 and engine.is_live(aborted[0]):
+                engine.abort(aborted[0])
+            disturb(engine, step)
+            if step > 30 and not engine.has_unfinished():
+                break
+            done.update((o.request_id, list(o.outputs[0].token_ids)) for o in engine.step() if o.finished)
+            engine.check()
+            assert fold(recording.events).snapshot() == engine.snapshot()
+    assert_no_leak(engine)
+    assert not engine._speculation.drafter or not engine._speculation.drafter._indices
+    done.pop(aborted[0], None)
+    return done, engine, recording
+
+
+@scheduled
+@pytest.mark.parametrize("seed", range(12))
+def test_traffic_with_drafts_has_the_outputs_of_traffic_without(seed):
+    expected, _, _ = traffic(seed, 0)
+    outputs, engine, recording = traffic(seed, 3)
+    assert {rid: outputs[rid] for rid in expected.keys() & outputs.keys()} == expected
+    now = engine.metrics()
+    assert 0 < now["num_accepted_tokens"] < now["num_draft_tokens"]
+    assert rerun(recording)[1].events == recording.events
+
+
+@scheduled
+def test_a_cancelled_step_takes_its_drafts_back():
+    expected, _, _ = traffic(3, 0)
+
+    class Once(Exception):
+        pass
+
+    def disturb(engine, step):
+        if step % 3 == 2 and engine.scheduler.requests:
+            before, execute = engine.snapshot(), engine.runner.execute
+            engine.runner.execute = lambda plan: (_ for _ in ()).throw(Once)
+            try:
+                engine.step()
+            except Once:
+                assert engine.snapshot() == before
+            engine.runner.execute = execute
+
+    outputs, engine, _ = traffic(3, 3, disturb)
+    assert {rid: outputs[rid] for rid in expected.keys() & outputs.keys()} == expected
+    assert engine.metrics()["num_accepted_tokens"] > 0
