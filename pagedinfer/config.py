@@ -24,7 +24,7 @@ class EngineConfig:
         max_num_batched_tokens: the most tokens computed in one step (the token budget).
         watermark: share of the pool kept free when a request is admitted beside running ones, so that they can
             grow before anybody is preempted; 0 to 0.5, rounded down to whole blocks.
-        num_draft_tokens: the most tokens guessed ahead for a request and step (prompt n-gram look-up); 0 for none.
+        num_draft_tokens: tokens guessed per request and step by n-gram look-up; 0 for no speculation.
     """
 
     num_blocks: int
@@ -42,7 +42,7 @@ class EngineConfig:
         check_int("max_num_seqs", self.max_num_seqs, 1)
         check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_real("watermark", self.watermark, 0.0, 0.5)
-        check_int("num_draft_tokens", self.num_draft_tokens, 0)
+        check_int("num_draft_tokens", self.num_draft_tokens, 0, 64)
 
     @property
     def watermark_blocks(self) -> int:

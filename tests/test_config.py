@@ -43,7 +43,7 @@ def test_counts_are_integers_and_a_bool_is_none(name, value):
 def test_drafts_may_be_none():
     assert engine().num_draft_tokens == 0
     assert engine(num_draft_tokens=4).num_draft_tokens == 4
-    for value in (-1, True, 2.0, None, "4"):
+    for value in (-1, 65, True, 2.0, None, "4"):
         assert f"num_draft_tokens={value!r}: it must be" in refused(engine, num_draft_tokens=value)
 
 
