@@ -34,7 +34,7 @@ LAYERS = {
     "trace.events": ("trace.schema",),
     "trace.bus": ("errors", "trace.events"),
     "memory": ("errors", "config", "trace.events", "trace.bus"),
-    "engine": ("errors", "config", "randomness", "memory", "trace.events", "trace.bus"),
+    "engine": ("errors", "checks", "config", "randomness", "memory", "trace.events", "trace.bus"),
     "trace": ("errors", "config", "memory.free_queue"),
     "views": ("errors", "config", "trace"),
     "backends": ("errors", "config"),

@@ -12,14 +12,13 @@ import torch
 from pagedinfer.backends.host_pool import HostPool
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
-from pagedinfer.engine.plan import BlockOp, ScheduledRequest, StepPlan, StepResult, TokenLogprobs
+from pagedinfer.engine.plan import BlockOp, StepPlan, StepResult, TokenLogprobs
 from pagedinfer.errors import ConfigError, EngineClosed
 from pagedinfer.model.protocols import CausalModel, ModelInfo
+from pagedinfer.runner.acceptance import choose
 from pagedinfer.runner.block_ops import BlockOps
 from pagedinfer.runner.inputs import InputBuffers
-from pagedinfer.runner.logits import shape
 from pagedinfer.runner.logprobs import prompt_logprobs, scored_span
-from pagedinfer.runner.sampler import sample, uniform
 
 __all__ = ["TorchRunner", "pick_dtype"]
 
@@ -109,7 +108,7 @@ class TorchRunner:
         start = time.perf_counter()
         inputs, items = self._buffers.update(plan)
         logits, scored = self._forward(decoder, inputs)
-        result = _choose(logits, items) if items else StepResult(tokens={})
+        result = choose(logits, items) if items else StepResult(tokens={})
         result.prompt_logprobs = scored
         result.seconds = time.perf_counter() - start
         return result
@@ -136,21 +135,6 @@ class TorchRunner:
         self._kv.close()
         self._host.close()
         self._decoder = self._last_plan = None
-
-
-def _choose(logits: torch.Tensor, items: Sequence[ScheduledRequest]) -> StepResult:
-    """A token for each row that has not failed."""
-    logits = logits.float()
-    raw, failed = shape(logits, items)
-    uniforms = [uniform(item.seed, item.output_index) for item in items]
-    sampled = sample(logits, [item.params for item in items], uniforms, raw)
-    errors = sampled.errors | failed
-    good = [(row, item.request_id) for row, item in enumerate(items) if row not in errors]
-    return StepResult(
-        tokens={rid: (sampled.tokens[row],) for row, rid in good},
-        errors={items[row].request_id: why for row, why in errors.items()},
-        logprobs={rid: (sampled.logprobs[row],) for row, rid in good if row in sampled.logprobs},
-    )
 
 
 def pick_dtype(name: str, config: ModelInfo, device: torch.device | str = "cpu") -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pagedinfer.engine.plan import BlockOp, ScheduledRequest, StepPlan, StepResult
 
@@ -22,7 +23,8 @@ def counting_rule(vocab_size: int) -> TokenRule:
 
 
 class SimulatedRunner:
-    """Implements `engine.protocols.Runner`: one token per sampling request, from `rule`.
+    """Implements `engine.protocols.Runner`: one token per sampling request, from `rule`, and one more for each draft
+    that is what the rule gives in its place.
 
     A rule has no logits. What only shapes them (temperature, filters, penalties, bias) plays no part; what promises
     something about the output (log-probabilities, allowed ids, masks, structured outputs) the engine refuses.
@@ -53,7 +55,7 @@ class SimulatedRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Tokens for the plan's sampling requests; ids that `forbidden_token_ids` names are stepped over."""
         self.num_steps += 1
-        tokens = {item.request_id: (self._token(item),) for item in plan.scheduled if item.samples}
+        tokens = {item.request_id: self._tokens(item) for item in plan.scheduled if item.samples}
         return StepResult(tokens, op_bytes=self._count(plan.ops))
 
     def run_ops(self, ops: Sequence[BlockOp]) -> tuple[int, float]:
@@ -71,6 +73,16 @@ class SimulatedRunner:
     def resize(self, num_blocks: int) -> None:
         """Nothing to make larger or smaller."""
 
+    def _tokens(self, item: ScheduledRequest) -> tuple[int, ...]:
+        if not item.draft_token_ids:
+            return (self._token(item),)
+        tokens: list[int] = []
+        for draft in (*item.draft_token_ids, None):  # nothing equals the end
+            tokens.append(self._token(_after(item, len(tokens))))
+            if tokens[-1] != draft:
+                break
+        return tuple(tokens)
+
     def _token(self, item: ScheduledRequest) -> int:
         token = self._rule(item)
         while token in item.forbidden_token_ids:
@@ -79,3 +91,14 @@ class SimulatedRunner:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _after(item: ScheduledRequest, num_drafts: int) -> ScheduledRequest:
+    """The request as it would be scheduled without drafts, if the first `num_drafts` of them were known tokens."""
+    return replace(
+        item,
+        num_tokens=item.num_tokens - len(item.draft_token_ids) + num_drafts,
+        output_index=item.output_index + num_drafts,
+        token_ids=[*item.token_ids, *item.draft_token_ids[:num_drafts]],
+        draft_token_ids=(),
+    )
