@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from pagedinfer.backends.attention import AttentionRule
 
 __all__ = ["ModelInputs"]
 
@@ -29,6 +34,8 @@ class ModelInputs:
         query_lens: per request the number of tokens computed; host integers, for loops.
         ends: `context_lens` as host integers.
         num_single: how many requests compute one token.
+        watch: called by each layer with its number, its queries [T, H, D] as attention gets them, and its rule, once
+            this step's keys and values are written; None where nobody watches.
     """
 
     token_ids: torch.Tensor
@@ -41,3 +48,4 @@ class ModelInputs:
     query_lens: list[int]
     ends: list[int]
     num_single: int
+    watch: Callable[[int, torch.Tensor, AttentionRule], None] | None = None

@@ -144,6 +144,8 @@ class Decoder:
             if clip is not None:
                 qkv = qkv.clamp_(-clip, clip)
             q = ops.rope_and_cache(qkv, index, kv, context)
+            if inputs.watch is not None:
+                inputs.watch(index, q, context.rule)
             x = ops.linear(ops.attention(q, index, kv, context), layer.output)
             x = self._after(x, layer.after_attention)
             x, residual = self._add(x, residual, layer.mlp_norm)

@@ -18,6 +18,7 @@ from pagedinfer.runner.inputs import InputBuffers
 from pagedinfer.runner.logits import shape
 from pagedinfer.runner.logprobs import prompt_logprobs, scored_span
 from pagedinfer.runner.sampler import sample, uniform
+from pagedinfer.runner.taps import StepWatch, Tap
 
 __all__ = ["TorchRunner", "pick_dtype"]
 
@@ -34,12 +35,18 @@ class TorchRunner:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
 
+    Attributes:
+        taps: who watches the tensors of its steps; `Tap.attach` adds one.
+        num_heads: query heads per layer; None where the model does not say.
+
     Raises:
         ConfigError: there is no memory for the pool.
     """
 
     def __init__(self, decoder: CausalModel, *, num_blocks: int, block_size: int) -> None:
         self.vocab_size = decoder.config.vocab_size
+        self.num_heads: int | None = getattr(decoder.config, "num_heads", None)
+        self.taps: tuple[Tap, ...] = ()
         self._decoder: CausalModel | None = decoder
         self._kv = decoder.new_kv(num_blocks, block_size)
         self._buffers = InputBuffers(block_size, decoder.device)
@@ -63,9 +70,14 @@ class TorchRunner:
             return StepResult(tokens={})
         start = time.perf_counter()
         inputs, items = self._buffers.update(plan)
+        watch = StepWatch(self.taps, plan, self._buffers.batch, self._kv) if self.taps else None
+        if watch is not None:
+            inputs.watch = watch.queries
         logits, scored = self._forward(self._decoder, inputs)
-        result = _choose(logits, items) if items else StepResult(tokens={})
+        result = _choose(logits, items, watch) if items else StepResult(tokens={})
         result.prompt_logprobs = scored
+        if watch is not None:
+            watch.finish()
         result.seconds = time.perf_counter() - start
         return result
 
@@ -91,13 +103,19 @@ class TorchRunner:
         self._decoder = None
 
 
-def _choose(logits: torch.Tensor, items: Sequence[ScheduledRequest]) -> StepResult:
+def _choose(
+    logits: torch.Tensor, items: Sequence[ScheduledRequest], watch: StepWatch | None = None
+) -> StepResult:
     """A token for each row that has not failed."""
     logits = logits.float()
-    raw, failed = shape(logits, items)
+    if watch is not None:
+        watch.rows(logits, items)
+    raw, failed = shape(logits, items, None if watch is None else watch.shaped)
     uniforms = [uniform(item.seed, item.output_index) for item in items]
     sampled = sample(logits, [item.params for item in items], uniforms, raw)
     errors = sampled.errors | failed
+    if watch is not None:
+        watch.chosen(items, uniforms, sampled.tokens, errors)
     good = [(row, item.request_id) for row, item in enumerate(items) if row not in errors]
     return StepResult(
         tokens={rid: (sampled.tokens[row],) for row, rid in good},
