@@ -10,6 +10,7 @@ told by the sampler's own stages.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -269,25 +270,30 @@ class StepWatch:
         items: Sequence[ScheduledRequest],
         uniforms: Sequence[float],
         tokens: Sequence[int],
-        failed: Container[int],
+        left_out: Container[int] = (),
     ) -> None:
-        """Note what came of the rows."""
-        for row, shaped in self._rows.items():
-            if row in failed:
-                continue
-            item = items[row]
-            for one in self._watched:
-                if one.tap.sampling and one.item.request_id == item.request_id:
-                    choice = explain(
-                        shaped,
-                        item.params,
-                        output_index=item.output_index,
-                        uniform=uniforms[row],
-                        token_id=tokens[row],
-                        top=one.tap.top,
-                        text=one.tap.text,
-                    )
-                    one.choices.append(choice)
+        """Note what came of the rows, but for those that failed or do not count.
+
+        `items` are whose they are; several rows of one request are its output tokens from `output_index` on.
+        """
+        before: Counter[str] = Counter()
+        for row, item in enumerate(items):
+            index = item.output_index + before[item.request_id]
+            before[item.request_id] += 1
+            if row in self._rows and row not in left_out:
+                for one in self._watched:
+                    if one.tap.sampling and one.item.request_id == item.request_id:
+                        one.choices.append(
+                            explain(
+                                self._rows[row],
+                                item.params,
+                                output_index=index,
+                                uniform=uniforms[row],
+                                token_id=tokens[row],
+                                top=one.tap.top,
+                                text=one.tap.text,
+                            )
+                        )
 
     def finish(self) -> None:
         """Hand each tap its records."""
