@@ -247,9 +247,9 @@ def test_the_sentences_say_what_dropped_whom():
     assert [one.why for one in told(half, params, 0.1).candidates] == [
         "",
         "",
-        "dropped by top-p: cumulative 0.89 before it, 0.7 is enough",
+        "dropped by top-p: cumulative 0.89 before it reached 0.7",
         "dropped by top-k: rank 4, 3 stay",
-        "dropped by min-p: 0.08 of the best one's share, less than 0.1",
+        "dropped by min-p: 0.08 of the best, below 0.1",
     ]
     greedy = told(half, SamplingParams(temperature=0.0, top_k=2), 0.9)
     assert [stage.name for stage in greedy.stages] == ["model", "greedy"]

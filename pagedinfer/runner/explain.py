@@ -68,8 +68,10 @@ def explain(
 
 def _candidates(logits: torch.Tensor, shaped: torch.Tensor, token_id: int, top: int) -> list[int]:
     """The likeliest tokens of both rows and the one that came, likeliest under the model first, then by id."""
-    orders = [row.sort(descending=True, stable=True).indices for row in (logits, shaped)]
-    wanted = {token_id, *(token for order in orders for token in order[:top].tolist())}
+    wanted = {token_id}
+    for row in (logits, shaped):
+        values, order = row.sort(descending=True, stable=True)
+        wanted.update(order[: min(top, int((values > -torch.inf).sum()))].tolist())
     return sorted(wanted, key=lambda token: (-logits[token].item(), token))
 
 
@@ -92,15 +94,15 @@ def _why(token: int, shares: Sequence[Named], params: SamplingParams, shaped: to
     before = shares[place - 1][1]
     if name == "min_p":
         of_best = (before[token] / before.max()).item()
-        return f"dropped by min-p: {of_best:.3g} of the best one's share, less than {params.min_p:g}"
+        return f"dropped by min-p: {of_best:.3g} of the best, below {params.min_p:g}"
     if name == "top_k":
         rank = 1 + int((shaped > shaped[token]).sum() + (shaped[:token] == shaped[token]).sum())
         return f"dropped by top-k: rank {rank}, {params.top_k} stay"
     if name == "top_p":
         reached = before[row > 0].sum().item()
-        return f"dropped by top-p: cumulative {reached:.2f} before it, {params.top_p:g} is enough"
+        return f"dropped by top-p: cumulative {reached:.2f} before it reached {params.top_p:g}"
     if name == "greedy":
         return "not the most likely: temperature 0 takes only that"
     if name == "temperature":
-        return f"too unlikely: at temperature {params.temperature:g} its share rounds to 0"
+        return f"too unlikely: its share rounds to 0 at {params.temperature:g}"
     return "impossible for the model" if name == "model" else f"ruled out by {name}"
