@@ -103,7 +103,7 @@ class Tap:
                 f"A {type(runner).__name__} has no tensors to tap; a tap needs a runner with a model, as LLM has."
             )
         tapped: Tapped = runner
-        self._check("layers", self.layers, tapped.kv.num_layers)
+        self._check("layers", self.layers, len(tapped.kv.groups.group))
         self._check("heads", self.heads, getattr(runner, "num_heads", None))
         self._runner = tapped
         tapped.taps = (*tapped.taps, self)
@@ -232,7 +232,7 @@ class StepWatch:
 
     def _queries(self, layer: int, q: torch.Tensor, rule: AttentionRule) -> None:
         for one in self._watched:
-            if one.tap.attention and _chosen(layer, one.tap.layers, self._kv.num_layers):
+            if one.tap.attention and _chosen(layer, one.tap.layers, len(self._kv.groups.group)):
                 heads = [h for h in range(q.shape[1]) if _chosen(h, one.tap.heads, q.shape[1])]
                 one.attention.append(self._attention(layer, q[one.row], rule, one, heads))
 
@@ -241,7 +241,9 @@ class StepWatch:
     ) -> LayerAttention:
         """The shares per block of a query [H, D]."""
         kv, size = self._kv, self._kv.block_size
-        table = list(one.item.block_table[: one.position // size + 1])
+        number = kv.groups.group[layer]
+        whole = one.item.block_table if number == 0 else one.item.group_tables[number - 1]
+        table = list(whole[: one.position // size + 1])
         first, keys, _ = gather_seen(layer, kv, table, one.position, rule.window)
         block = torch.arange(first, one.position + 1, device=keys.device) // size
         group = len(query) // kv.num_kv_heads

@@ -34,22 +34,27 @@ class TorchRunner:
         decoder: the model, loaded; several runners may share one.
         num_blocks: blocks in the pool.
         block_size: tokens per block.
+        grouped: whether plans bring a block table per group of layers (`group_windows`), or one for all of them.
 
     Attributes:
         taps: who watches the tensors of its steps; `Tap.attach` adds one.
         num_heads: query heads per layer; None where the model does not say.
+        group_windows: of each group of layers how many tokens it sees; None: all. (None,) unless `grouped`.
 
     Raises:
         ConfigError: there is no memory for the pool.
     """
 
-    def __init__(self, decoder: CausalModel, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, decoder: CausalModel, *, num_blocks: int, block_size: int, grouped: bool = False
+    ) -> None:
         self.vocab_size = decoder.config.vocab_size
         self.num_heads: int | None = getattr(decoder.config, "num_heads", None)
         self.taps: tuple[Tap, ...] = ()
         self._decoder: CausalModel | None = decoder
-        self._kv = decoder.new_kv(num_blocks, block_size)
-        self._buffers = InputBuffers(block_size, decoder.device)
+        self._kv = decoder.new_kv(num_blocks, block_size, decoder.layer_groups if grouped else None)
+        self.group_windows = self._kv.groups.windows
+        self._buffers = InputBuffers(block_size, decoder.device, self._kv.groups.num_groups)
 
     @property
     def kv(self) -> KVStorage:
