@@ -179,7 +179,9 @@ class SamplingView(TapView):
                 out.append(text(x + wide / 2, 48, label, "pi-page pi-small pi-strong", "middle"))
         x = u * room
         out.append(path("pi-ink pi-s-page", f"M{number(x)} 33l-6 -9h12z", 'stroke-width=".8"'))
-        out.append(path("pi-s-ink", f"M{number(x)} 30V34M{number(x)} 54V59", 'fill="none" stroke-width="1.6"'))
+        out.append(
+            path("pi-s-ink", f"M{number(x)} 30V34M{number(x)} 54V59", 'fill="none" stroke-width="1.6"')
+        )
         right = x > room - 90
         out.append(
             text(
