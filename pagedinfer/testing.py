@@ -115,7 +115,9 @@ def assert_no_leak(engine: Engine) -> None:
     for name in ("waiting", "running", "swapped", "requests", "block_tables", "ref_counts", "host_tables"):
         assert not snapshot[name], f"{name} is not empty after draining: {snapshot[name]}"
     free = unused_blocks(snapshot)
-    assert sorted(free) == list(range(engine.scheduler.blocks.num_blocks)), "blocks are missing from the free list"
+    assert sorted(free) == list(range(engine.scheduler.blocks.num_blocks)), (
+        "blocks are missing from the free list"
+    )
 
 
 def check_map(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import torch
 
+from pagedinfer.backends.layer_groups import LayerGroups
 from pagedinfer.errors import ConfigError, EngineClosed
 
 __all__ = ["BlockData", "KVStorage"]
@@ -23,6 +24,9 @@ class KVStorage:
     attention reads it with one gather. Slot `block_id * block_size + offset` is a row of the layer seen as
     [num_slots, 2, num_kv_heads, head_dim].
 
+    With `groups` a block has room for fewer layers than the model has (`num_layers` counts that room): layers of
+    different groups use the same place, each in blocks of its own. Layers are still named by the model's numbers.
+
     Raises:
         ConfigError: the machine has no memory for a pool of this size.
     """
@@ -37,7 +41,10 @@ class KVStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        groups: LayerGroups | None = None,
     ) -> None:
+        self.groups = groups or LayerGroups.one(num_layers)
+        assert self.groups.num_rows == num_layers, f"{num_layers} layers to a block, {self.groups}"
         self.num_layers, self.num_blocks, self.block_size = num_layers, num_blocks, block_size
         self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
         self._use(self._new_pool(num_blocks, device))
@@ -72,7 +79,7 @@ class KVStorage:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
+        """Bytes of one block over all layers that it has room for, keys and values."""
         return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -82,22 +89,22 @@ class KVStorage:
 
     def slots(self, layer: int) -> torch.Tensor:
         """A view of one layer, [num_slots, 2, num_kv_heads, head_dim]."""
-        return self._layers[layer]
+        return self._layers[self.groups.row[layer]]
 
     def heads(self, layer: int) -> torch.Tensor:
         """A view of one layer, [num_slots * 2 * num_kv_heads, head_dim]: one key or value of a head per row."""
-        return self._layers[layer].view(-1, self.head_dim)
+        return self.slots(layer).view(-1, self.head_dim)
 
     def write(self, layer: int, slot_mapping: torch.Tensor, kv: torch.Tensor) -> None:
         """Store `kv` [T, 2, num_kv_heads, head_dim] (keys, values) of T tokens at `slot_mapping` [T]."""
-        self._layers[layer].index_copy_(0, slot_mapping, kv)
+        self.slots(layer).index_copy_(0, slot_mapping, kv)
 
     def gather(
         self, layer: int, block_table: Sequence[int], num_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy out a request's first keys and values, each [num_tokens, num_kv_heads, head_dim]."""
         used = list(block_table[: -(-num_tokens // self.block_size)])
-        rows = self.pool[layer, used].flatten(0, 1)[:num_tokens]
+        rows = self.pool[self.groups.row[layer], used].flatten(0, 1)[:num_tokens]
         return rows[:, 0], rows[:, 1]
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:

@@ -369,6 +369,23 @@ class Scheduler:
             if self.bus.subs:
                 self.bus.emit(ev.Resize(num_blocks))
 
+    def plan_compact(self) -> list[BlockOp]:
+        """The moves that close the holes of a contiguous pool; for the runner, before `compact`.
+
+        Raises:
+            RequestError: a plan is open.
+        """
+        if self._open or self.is_changing:
+            raise RequestError("The pool cannot be compacted while a step is open.")
+        return self.blocks.plan_compact()
+
+    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
+        """The runner has done the moves of `plan_compact`: the books follow."""
+        with self._change():
+            if self.bus.subs:
+                self.bus.emit(ev.Compact(why))
+            self.blocks.compact(ops, why)
+
     # -- whole state --------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, object]:

@@ -155,6 +155,14 @@ class KVAllocator(Protocol):
         """The runner has run what `plan_resize` asked for: take the new places and the new size."""
         ...
 
+    def plan_compact(self) -> list[BlockOp]:
+        """The moves that slide requests together; none where memory is paged."""
+        ...
+
+    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
+        """The runner has run what `plan_compact` asked for: take the new places."""
+        ...
+
     def take_overwritten(self) -> list[int]:
         """Blocks that the plan just made hands out though a cancel would want their contents back."""
         ...

@@ -389,6 +389,13 @@ class BlockManager:
                 if pairs and self._bus.subs:
                     self._bus.emit(ev.Move(rid, group, pairs, f"the pool shrinks to {num_blocks} blocks"))
 
+    def plan_compact(self) -> list[BlockOp]:
+        """None: any free block is as good as another."""
+        return []
+
+    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
+        """Nothing to do."""
+
     def take_overwritten(self) -> list[int]:
         """Blocks that the plan just made hands out though a cancel would want their contents back."""
         return self.pool.take_overwritten()

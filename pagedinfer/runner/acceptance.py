@@ -26,25 +26,32 @@ import torch
 from pagedinfer.engine.plan import ScheduledRequest, StepResult, TokenLogprobs
 from pagedinfer.runner.logits import shape
 from pagedinfer.runner.sampler import sample, uniform
+from pagedinfer.runner.taps import StepWatch
 
 __all__ = ["choose", "num_to_take"]
 
 
-def choose(logits: torch.Tensor, items: Sequence[ScheduledRequest]) -> StepResult:
+def choose(
+    logits: torch.Tensor, items: Sequence[ScheduledRequest], watch: StepWatch | None = None
+) -> StepResult:
     """The tokens that `logits` [S, vocab_size] give to the requests that sample, in the order of their rows.
 
     A row that failed (its logits are not finite, a hook raised) ends its request if it is the first to count. With
     tokens accepted before it the request gets those; if it goes on, the next step begins at that row.
     """
     rows = [(item, i) for item in items for i in range(1 + len(item.draft_token_ids))]
+    per_row = [item for item, _ in rows]
     logits = logits.float()
-    raw, failed = shape(logits, [item for item, _ in rows])
+    if watch is not None:
+        watch.rows(logits, per_row)
+    raw, failed = shape(logits, per_row, None if watch is None else watch.shaped)
     uniforms = [uniform(item.seed, item.output_index + i) for item, i in rows]
-    sampled = sample(logits, [item.params for item, _ in rows], uniforms, raw)
+    sampled = sample(logits, [item.params for item in per_row], uniforms, raw)
     errors = sampled.errors | failed
     tokens: dict[str, tuple[int, ...]] = {}
     problems: dict[str, str] = {}
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    unused = set(errors)
     first = 0
     for item in items:
         rid, drafts = item.request_id, item.draft_token_ids
@@ -54,9 +61,12 @@ def choose(logits: torch.Tensor, items: Sequence[ScheduledRequest]) -> StepResul
             tokens[rid] = tuple(sampled.tokens[first:last])
             if first in sampled.logprobs:
                 logprobs[rid] = tuple(sampled.logprobs[row] for row in range(first, last))
+            unused.update(range(last, first + len(drafts) + 1))
         else:
             problems[rid] = errors[first]
         first += len(drafts) + 1
+    if watch is not None:
+        watch.chosen(per_row, uniforms, sampled.tokens, unused)
     return StepResult(tokens, problems, logprobs)
 
 

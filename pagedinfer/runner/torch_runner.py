@@ -19,6 +19,7 @@ from pagedinfer.runner.acceptance import choose
 from pagedinfer.runner.block_ops import BlockOps
 from pagedinfer.runner.inputs import InputBuffers
 from pagedinfer.runner.logprobs import prompt_logprobs, scored_span
+from pagedinfer.runner.taps import StepWatch, Tap
 
 __all__ = ["TorchRunner", "pick_dtype"]
 
@@ -35,21 +36,36 @@ class TorchRunner:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
         num_host_blocks: blocks on the host, for swapped requests.
+        grouped: whether plans bring a block table per group of layers (`group_windows`), or one for all of them.
+
+    Attributes:
+        taps: who watches the tensors of its steps; `Tap.attach` adds one.
+        num_heads: query heads per layer; None where the model does not say.
+        group_windows: of each group of layers how many tokens it sees; None: all. (None,) unless `grouped`.
 
     Raises:
         ConfigError: there is no memory for the pool, or for the host's.
     """
 
     def __init__(
-        self, decoder: CausalModel, *, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self,
+        decoder: CausalModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        grouped: bool = False,
     ) -> None:
         self.vocab_size = decoder.config.vocab_size
+        self.num_heads: int | None = getattr(decoder.config, "num_heads", None)
+        self.taps: tuple[Tap, ...] = ()
         self._decoder: CausalModel | None = decoder
-        self._kv = decoder.new_kv(num_blocks, block_size)
+        self._kv = decoder.new_kv(num_blocks, block_size, decoder.layer_groups if grouped else None)
+        self.group_windows = self._kv.groups.windows
         self._host = HostPool(num_host_blocks, self._kv)
         self._ops = BlockOps(self._kv, self._host)
         self._last_plan: StepPlan | None = None
-        self._buffers = InputBuffers(block_size, decoder.device)
+        self._buffers = InputBuffers(block_size, decoder.device, self._kv.groups.num_groups)
 
     @property
     def kv(self) -> KVStorage:
@@ -107,9 +123,14 @@ class TorchRunner:
     def _compute(self, decoder: CausalModel, plan: StepPlan) -> StepResult:
         start = time.perf_counter()
         inputs, items = self._buffers.update(plan)
+        watch = StepWatch(self.taps, plan, self._buffers.batch, self._kv) if self.taps else None
+        if watch is not None:
+            inputs.watch = watch.queries
         logits, scored = self._forward(decoder, inputs)
-        result = choose(logits, items) if items else StepResult(tokens={})
+        result = choose(logits, items, watch) if items else StepResult(tokens={})
         result.prompt_logprobs = scored
+        if watch is not None:
+            watch.finish()
         result.seconds = time.perf_counter() - start
         return result
 

@@ -80,6 +80,8 @@ class _Driver:
                 scheduler.fork(event.parent, twin, event.now)
             case ev.Reset():
                 scheduler.reset_prefix_cache(event.why)
+            case ev.Compact(why=why):
+                scheduler.compact(scheduler.plan_compact(), why)
             case ev.Resize(num_blocks=num_blocks):
                 scheduler.resize(num_blocks, scheduler.plan_resize(num_blocks))
             case ev.Submit() | ev.Reject():
