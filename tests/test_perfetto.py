@@ -10,6 +10,7 @@ from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import RecordingError
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace import events as ev
+from pagedinfer.trace.lives import Lives
 from pagedinfer.trace.perfetto import COUNTERS, to_perfetto
 from pagedinfer.trace.protobuf import double, integer, message, text
 from pagedinfer.trace.recording import Recording
@@ -152,6 +153,22 @@ def test_random_runs_agree_with_their_tables(simulated_run, seed):
     assert list(trace.process.process.process_labels) == [
         "steps; 1 step = 1 ms, for the recording has no wall time"
     ]
+
+
+class EveryLife(Lives):
+    """The slow twin: looks at every live request after every plan, not only at those that something happened to."""
+
+    def _commit(self, plan, result):
+        self._touched |= self._live.keys()
+        super()._commit(plan, result)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_looking_only_at_what_was_touched_misses_nothing(simulated_run, seed):
+    settings = SMALL_POOL | {"requests": 40, "max_num_seqs": 2, "cancels": 0.2, "aborts": 0.1}
+    recording = simulated_run(seed=seed, **settings).finish()
+    assert max(recording.steps["waiting"]) > 4
+    assert Lives(recording.events, 0).marks == EveryLife(recording.events, 0).marks
 
 
 def test_the_random_runs_meet_what_they_are_for(simulated_run):

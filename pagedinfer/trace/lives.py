@@ -16,6 +16,7 @@ from pagedinfer.trace.replay import RequestState, State
 __all__ = ["Lives", "Mark"]
 
 NO_PLAN_YET = "no step has been planned since it came"
+BEHIND = "behind others in the queue"
 
 
 @dataclass(slots=True)
@@ -122,6 +123,9 @@ class Lives:
         self._state, self._now = State(), self.clock.start
         self._plans: list[_Plan] = []
         self._live: dict[str, _Life] = {}
+        self._touched: set[str] = (
+            set()
+        )  # whose phase the next plan may change: a queue may be long, and mostly rests
         for event in events:
             self._now = max(self._now, self.clock.at(event))
             ended = self._state.requests.get(event.rid) if isinstance(event, ev.Finish) else None
@@ -136,6 +140,8 @@ class Lives:
             )
 
     def _take(self, event: ev.Event, ended: RequestState | None) -> None:
+        if rid := getattr(event, "rid", ""):
+            self._touched.add(rid)
         match event:
             case ev.Keyframe():
                 self._born(sorted(self._state.requests.values(), key=lambda r: r.arrival))
@@ -169,6 +175,7 @@ class Lives:
             life = _Life(len(self.requests), self.marks, self._now, request)
             life.rest(_resting(request), NO_PLAN_YET, self._now, {})
             self._live[request.rid] = life
+            self._touched.add(request.rid)
             self.requests.append(request.rid)
 
     def _commit(self, plan: _Plan, result: Mapping[str, Any]) -> None:
@@ -182,16 +189,21 @@ class Lives:
         }
         self.marks.append(Mark(start, None, "begin", f"step {step.i}", facts | {"now": step.now}))
         self.marks.append(Mark(end, None, "end", "", result))
-        for rid, life in self._live.items():
-            request = self._state.requests[rid]
-            if rid not in plan.work:
-                why = self._why(rid, plan)
-                life.rest(_resting(request), why, start, {"step": step.i, "blocks": len(request.block_table)})
-                continue
-            first, n = plan.work[rid]
-            work = {"step": step.i, "tokens": n, "from": first, "blocks": len(request.block_table)}
-            is_prefill = n > 1 or first < request.num_prompt_tokens
-            (life.prefill if is_prefill else life.decode)(start, end, work)
+        looked_at = plan.work.keys() | plan.step.reasons.keys()
+        for rid in sorted((self._touched | looked_at) & self._live.keys()):
+            self._live_through(rid, plan, start, end)
+        self._touched = looked_at
+
+    def _live_through(self, rid: str, plan: _Plan, start: int, end: int) -> None:
+        """What a live request did from `start` to `end` of a plan."""
+        life, request = self._live[rid], self._state.requests[rid]
+        facts = {"step": plan.step.i, "blocks": len(request.block_table)}
+        if rid not in plan.work:
+            life.rest(_resting(request), self._why(rid, plan), start, facts)
+            return
+        first, n = plan.work[rid]
+        is_prefill = n > 1 or first < request.num_prompt_tokens
+        (life.prefill if is_prefill else life.decode)(start, end, facts | {"tokens": n, "from": first})
 
     def _why(self, rid: str, plan: _Plan) -> str:
         """The sentence why a live request got no tokens in the plan."""
@@ -199,10 +211,9 @@ class Lives:
             return self._state.last.causes.get(rid, "")
         if rid in plan.step.reasons:
             return plan.step.reasons[rid]
-        if rid not in self._state.waiting:
+        if self._state.requests[rid].status == "running":
             return ""
-        ahead = next((other for other in self._state.waiting if other in plan.step.reasons), None)
-        return NO_PLAN_YET if ahead is None else f"behind {ahead} in the queue"
+        return BEHIND if plan.step.reasons else NO_PLAN_YET
 
     def _counts(self, request: RequestState) -> dict[str, Any]:
         return {
