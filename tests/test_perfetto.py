@@ -126,6 +126,7 @@ def check_life(rid, slices, row, recording):
     phases = [s for s in slices if s[3] == 1]
     assert all(a[2] <= b[1] for a, b in pairwise(phases))
     assert {s[0] for s in phases} <= {"waiting", "prefill", "decode", "held", "preempted", "swapped"}
+    assert all(start < end for name, start, end, depth, _ in slices if name == "waiting" or depth == 2)
     work = sum(s[4]["tokens"] for s in phases if s[0] in ("prefill", "decode"))
     assert work == scheduled_tokens(recording, rid, row)
 

@@ -46,8 +46,9 @@ class _Plan:
 class _Life:
     """The slices of one request: its life, in it a phase, in that (while it waits) the cause."""
 
-    def __init__(self, number: int, marks: list[Mark], at: int, request: RequestState) -> None:
-        self._number, self._marks, self._at = number, marks, at
+    def __init__(self, number: int, at: int, request: RequestState) -> None:
+        self.marks: list[Mark] = []
+        self._number, self._at = number, at
         self._phase = self._why = ""
         self._facts: dict[str, Any] = {}
         facts = {"prompt_tokens": request.num_prompt_tokens, "max_tokens": request.max_tokens}
@@ -55,11 +56,19 @@ class _Life:
 
     def _begin(self, at: int, name: str, facts: Mapping[str, Any]) -> None:
         self._at = max(self._at, at)
-        self._marks.append(Mark(self._at, self._number, "begin", name, facts))
+        self.marks.append(Mark(self._at, self._number, "begin", name, facts))
 
     def _end(self, at: int, facts: Mapping[str, Any] | None = None) -> None:
         self._at = max(self._at, at)
-        self._marks.append(Mark(self._at, self._number, "end", "", facts or {}))
+        self.marks.append(Mark(self._at, self._number, "end", "", facts or {}))
+
+    def _end_rest(self, at: int) -> None:
+        """End a slice in which nothing was computed; one that took no time was none."""
+        last = self.marks[-1]
+        if last.kind == "begin" and last.at == max(self._at, at):
+            self.marks.pop()
+        else:
+            self._end(at)
 
     def rest(self, phase: str, why: str, at: int, facts: Mapping[str, Any]) -> None:
         """From `at` on the request gets no tokens, because of `why`."""
@@ -69,7 +78,7 @@ class _Life:
             self._begin(at, phase, facts)
         if self._why != why:
             if self._why:
-                self._end(at)
+                self._end_rest(at)
             self._why = why
             if why:
                 self._begin(at, why, {})
@@ -94,11 +103,11 @@ class _Life:
     def _close_phase(self, at: int) -> None:
         """End what is open below the life: a rest at `at`, decode where its last step ended."""
         if self._why:
-            self._end(at)
+            self._end_rest(at)
         if self._phase == "decode":
             self._end(self._at, self._facts)
         elif self._phase:
-            self._end(at)
+            self._end_rest(at)
         self._phase = self._why = ""
 
     def close(self, at: int, facts: Mapping[str, Any]) -> None:
@@ -123,9 +132,9 @@ class Lives:
         self._state, self._now = State(), self.clock.start
         self._plans: list[_Plan] = []
         self._live: dict[str, _Life] = {}
-        self._touched: set[str] = (
-            set()
-        )  # whose phase the next plan may change: a queue may be long, and mostly rests
+        self._lives: list[_Life] = []
+        # Those whose phase the next plan may change: a queue may be long, and mostly rests.
+        self._touched: set[str] = set()
         for event in events:
             self._now = max(self._now, self.clock.at(event))
             ended = self._state.requests.get(event.rid) if isinstance(event, ev.Finish) else None
@@ -135,9 +144,9 @@ class Lives:
             self._commit(plan, {"committed": False})
         self._now = max(self._now, self.clock.end)
         for rid, life in self._live.items():
-            life.close(
-                self._now, self._counts(self._state.requests[rid]) | {"ended": "not in this recording"}
-            )
+            counts = self._counts(self._state.requests[rid])
+            life.close(self._now, counts | {"ended": "not in this recording"})
+        self.marks += (mark for life in self._lives for mark in life.marks)
 
     def _take(self, event: ev.Event, ended: RequestState | None) -> None:
         if rid := getattr(event, "rid", ""):
@@ -172,7 +181,8 @@ class Lives:
 
     def _born(self, requests: Iterable[RequestState]) -> None:
         for request in requests:
-            life = _Life(len(self.requests), self.marks, self._now, request)
+            life = _Life(len(self.requests), self._now, request)
+            self._lives.append(life)
             life.rest(_resting(request), NO_PLAN_YET, self._now, {})
             self._live[request.rid] = life
             self._touched.add(request.rid)
