@@ -84,7 +84,7 @@ class Contents:
                     assert block_id not in self.key_of
                     assert key not in self.key_of.values()
                     self.key_of[block_id] = key
-                    self.parents.setdefault(key, parent)
+                    self.parents[key] = parent
                     parent = key
             case ev.Free():
                 assert set(event.pblks) == {b for b, rid in self.held.items() if rid == event.rid}

@@ -37,10 +37,10 @@ class Mark:
 
 @dataclass(slots=True)
 class _Plan:
-    """A plan not committed yet, and for each scheduled request where its tokens start and how many they are."""
+    """A plan not committed yet, and what its requests compute: (first token, tokens, whether that is prefill)."""
 
     step: ev.Step
-    work: dict[str, tuple[int, int]]
+    work: dict[str, tuple[int, int, bool]]
 
 
 class _Life:
@@ -159,9 +159,9 @@ class Lives:
                     self._born([self._state.requests[event.rid]])
             case ev.Step():
                 requests = self._state.requests
-                starts = {rid: requests[rid].num_computed_tokens - n for rid, n in event.scheduled.items()}
-                work = {rid: (starts[rid], n) for rid, n in event.scheduled.items()}
-                self._plans.append(_Plan(event, work))
+                self._plans.append(
+                    _Plan(event, {rid: _work(requests[rid], n) for rid, n in event.scheduled.items()})
+                )
             case ev.Commit() if self._plans:
                 self._commit(self._plans.pop(0), {"new_tokens": sum(event.tokens.values())})
             case ev.Cancel() if self._plans:
@@ -211,8 +211,7 @@ class Lives:
         if rid not in plan.work:
             life.rest(_resting(request), self._why(rid, plan), start, facts)
             return
-        first, n = plan.work[rid]
-        is_prefill = n > 1 or first < request.num_prompt_tokens
+        first, n, is_prefill = plan.work[rid]
         (life.prefill if is_prefill else life.decode)(start, end, facts | {"tokens": n, "from": first})
 
     def _why(self, rid: str, plan: _Plan) -> str:
@@ -230,6 +229,13 @@ class Lives:
             "output_tokens": request.num_tokens - request.num_prompt_tokens,
             "preemptions": request.num_preemptions,
         }
+
+
+def _work(request: RequestState, n: int) -> tuple[int, int, bool]:
+    """What the `n` tokens that a plan just added are: prefill, or decode, also of guesses beyond the known tokens."""
+    guesses = max(0, request.num_computed_tokens - request.num_tokens)
+    first = request.num_computed_tokens - n
+    return first, n, n > 1 + guesses or first < request.num_prompt_tokens
 
 
 def _resting(request: RequestState) -> str:
