@@ -159,6 +159,22 @@ def test_the_cache_follows_a_model_of_it(seed):
     assert recording.config == {"num_blocks": max(1, last), "block_size": SIZE}
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_the_fold_holds_the_cache_and_its_chains(seed):
+    items, after = random_batches(seed)
+    recording = folded(from_vllm(lines(*items)))
+    contents = Contents()
+    for step in range(recording.num_steps + 1):
+        for event in recording.step_events(step):
+            contents.apply(event)
+        state = recording.at(step)
+        assert {block_id: key for block_id, (_, key) in state.cached.items()} == contents.key_of
+        assert all(state.parents[key] == contents.parents[key] for key in contents.key_of.values())
+        assert state.usage()["cached_slots"] == len(contents.key_of) * SIZE
+        assert state.usage()["kv_usage"] == 0
+    assert len(contents.key_of) == len(after[-1])
+
+
 def test_a_chain_by_hand():
     items = [
         batch(10.0, stored([101, 102])),

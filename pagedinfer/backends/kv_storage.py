@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from pagedinfer.errors import ConfigError, EngineClosed
 
-__all__ = ["KVStorage"]
+__all__ = ["BlockData", "KVStorage"]
+
+BlockData: TypeAlias = tuple[torch.Tensor, ...]
+"""Whole blocks outside the pool: each tensor that a block consists of, [num_layers, number of blocks, ...]."""
 
 
 class KVStorage:
@@ -36,18 +40,23 @@ class KVStorage:
     ) -> None:
         self.num_layers, self.num_blocks, self.block_size = num_layers, num_blocks, block_size
         self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
-        shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
+        self._use(self._new_pool(num_blocks, device))
+
+    def _new_pool(self, num_blocks: int, device: torch.device | str) -> torch.Tensor:
+        shape = (self.num_layers, num_blocks, self.block_size, 2, self.num_kv_heads, self.head_dim)
         try:
-            pool = torch.zeros(shape, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # it is written in and out of that mode
+                return torch.zeros(shape, dtype=self.dtype, device=device)
         except (RuntimeError, TypeError) as error:  # torch's word for a size beyond 64 bits is TypeError
             raise ConfigError(
                 f"a KV pool of {num_blocks} blocks needs {num_blocks * self.bytes_per_block:,} bytes, "
                 "more than this machine gives; ask for fewer blocks."
             ) from error
+
+    def _use(self, pool: torch.Tensor) -> None:
         self._pool: torch.Tensor | None = pool
-        self._layers = [
-            pool[layer].view(num_blocks * block_size, 2, num_kv_heads, head_dim)
-            for layer in range(num_layers)
+        self._layers: list[torch.Tensor] = [
+            layer.view(-1, 2, self.num_kv_heads, self.head_dim) for layer in pool
         ]
 
     @property
@@ -96,13 +105,29 @@ class KVStorage:
         for source, destination in pairs:
             self.pool[:, destination] = self.pool[:, source]
 
-    def read_out(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """Copy whole blocks to the host: [num_layers, len(block_ids), ...] in the layout of the class."""
-        return self.pool[:, list(block_ids)].cpu()
+    def read_out(self, block_ids: Sequence[int]) -> BlockData:
+        """Copy whole blocks to the host: one tensor [num_layers, len(block_ids), ...] in the layout of the class.
 
-    def write_in(self, block_ids: Sequence[int], data: torch.Tensor) -> None:
+        What it returns is for `write_in`; a storage of another kind may return more tensors (scales).
+        """
+        return (self.pool[:, list(block_ids)].cpu(),)
+
+    def write_in(self, block_ids: Sequence[int], data: BlockData) -> None:
         """Put back what `read_out` gave, bit for bit, into these (other or the same) blocks."""
-        self.pool[:, list(block_ids)] = data.to(self.pool.device)
+        (pool,) = data
+        self.pool[:, list(block_ids)] = pool.to(self.pool.device)
+
+    def resize(self, num_blocks: int) -> None:
+        """Make the pool larger or smaller. Blocks that stay keep their bytes; for a while both pools exist.
+
+        Raises:
+            ConfigError: the machine has no memory for the new pool; the old one is as it was.
+        """
+        old, kept = self.pool, min(num_blocks, self.num_blocks)
+        new = self._new_pool(num_blocks, old.device)
+        new[:, :kept] = old[:, :kept]
+        self.num_blocks = num_blocks
+        self._use(new)
 
     def poison(self) -> None:
         """Fill the pool with NaN (the largest number of an integer type), so that a stray read shows."""

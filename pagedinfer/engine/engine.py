@@ -12,6 +12,7 @@ from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
+from pagedinfer.engine.drafter import Drafter, NgramDrafter
 from pagedinfer.engine.group import child_ids, split
 from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
@@ -22,6 +23,7 @@ from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.protocols import Runner, Tokenizer
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler, Update
+from pagedinfer.engine.speculation import Speculation
 from pagedinfer.errors import (
     ConfigError,
     DuplicateRequest,
@@ -61,12 +63,14 @@ class Engine:
         wall_clock: Callable[[], float] | None = None,
         info: dict[str, Any] | None = None,
         make_mask: MakeMask | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """Make an engine.
 
         `clock` gives the time for decisions; the default counts steps, so that equal seeds give equal recordings.
         `wall_clock` only stamps events. `info` goes into recordings (model name, dtype, ...). `make_mask` makes the
-        mask of one structured output; without it they are refused.
+        mask of one structured output; without it they are refused. `drafter` guesses tokens; the default looks for
+        n-grams in the request's own text when `config.num_draft_tokens` asks for it.
         """
         self.config = config
         self.runner = runner
@@ -81,7 +85,10 @@ class Engine:
         self._operations = Operations()
         self._lock = self._operations.lock
         self._make_mask = make_mask
-        self._callers = Callers()
+        if drafter is None and config.num_draft_tokens:
+            drafter = NgramDrafter(config.num_draft_tokens)
+        self._speculation = Speculation(drafter, runner.vocab_size, self.bus)
+        self._callers = Callers(self._speculation.forget)
         self._num_requests = 0  # as callers count: one, however many outputs
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -249,19 +256,27 @@ class Engine:
         plan = self.scheduler.schedule(self._now())
         try:
             interrupt.forward = True
-            result = self.runner.execute(plan) if plan.scheduled else StepResult({})
+            result = self.runner.execute(plan) if plan.scheduled or plan.ops else StepResult({})
             interrupt.forward = False
             plan.check_result(result, self.runner.vocab_size)
         except BaseException as error:
             interrupt.forward = False
             what = describe_error(error)
-            self._callers.deliver(self.scheduler.cancel(plan, what))
+            try:
+                self.runner.take_back(plan)
+            finally:
+                self._callers.deliver(self.scheduler.cancel(plan, what))
             if isinstance(error, Exception) and self.bus.subs:
                 self.bus.emit(Error("runner", what))
             raise
         result, ends = self._callers.look_for_ends(result)
         self._num_output_tokens += sum(map(len, result.tokens.values()))
-        self._callers.deliver(self.scheduler.commit(plan, result, ends))
+        if self._speculation.drafter is None:
+            self._callers.deliver(self.scheduler.commit(plan, result, ends))
+            return
+        self._speculation.count(plan, result)
+        drafts = self._speculation.propose(self.scheduler.requests, result, ends)
+        self._callers.deliver(self.scheduler.commit(plan, result, ends, drafts))  # type: ignore[call-arg]
 
     def _now(self) -> float:
         return self.scheduler.step if self._clock is None else self._clock()
@@ -295,7 +310,7 @@ class Engine:
             self._callers.check(self.scheduler.requests)
 
     def metrics(self) -> dict[str, int | float]:
-        """Counts now and since the start. `kv_usage` is a share, 0 to 1.
+        """Counts now and since the start. `kv_usage` is a share, 0 to 1; `num_draft_tokens` are computed drafts.
 
         A request with several outputs counts once in `num_requests`, its prompt once in `num_prompt_tokens`; for the
         scheduler (`num_submitted`, `num_running`, ...) each output is a request.
@@ -307,6 +322,8 @@ class Engine:
                 "num_requests": self._num_requests,
                 "num_prompt_tokens": self._num_prompt_tokens,
                 "num_output_tokens": self._num_output_tokens,
+                "num_draft_tokens": self._speculation.num_draft_tokens,
+                "num_accepted_tokens": self._speculation.num_accepted_tokens,
                 "num_running": len(scheduler.running),
                 "num_waiting": len(scheduler.waiting),
                 "num_submitted": scheduler.queues.num_submitted,

@@ -41,7 +41,8 @@ class InputBuffers:
         """Fill the buffers for `plan`.
 
         Returns:
-            the tensors, and the requests that sample, in the order of `logits_indices`.
+            the tensors, and the requests that sample. `logits_indices` has their rows in this order: of each the last
+            known token's and its drafts'.
 
         Raises:
             RequestError: a request carries only lengths and no token ids.
@@ -65,7 +66,6 @@ class InputBuffers:
         blocks, offsets = np.divmod(positions, self.block_size)
         np.add(tables[rows, blocks] * self.block_size, offsets, out=slots)
 
-        last = query_start[1:] - 1
         inputs = ModelInputs(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
@@ -73,7 +73,7 @@ class InputBuffers:
             query_start=self._tensor(query_start),
             context_lens=self._tensor(np.asarray(ends, np.int64)),
             block_tables=self._tensor(tables),
-            logits_indices=self._tensor(last[[item.samples for item in items]]),
+            logits_indices=self._tensor(_sampled_rows(items, query_start)),
             query_lens=query_lens,
             ends=ends,
             num_single=query_lens.count(1),
@@ -105,16 +105,30 @@ class InputBuffers:
         return torch.from_numpy(array).to(self.device)
 
 
+def _sampled_rows(items: list[ScheduledRequest], query_start: _Ints) -> _Ints:
+    rows: list[int] = []
+    for item, end in zip(items, query_start[1:].tolist(), strict=True):
+        num_drafts = len(item.draft_token_ids)
+        assert num_drafts < item.num_tokens and (item.samples or not num_drafts), (
+            f"{item}: what do its drafts follow?"
+        )
+        if item.samples:
+            rows.extend(range(end - 1 - num_drafts, end))
+    return np.asarray(rows, np.int64)
+
+
 def _token_ids(items: list[ScheduledRequest]) -> list[int]:
     ids: list[int] = []
     for item in items:
-        if len(item.token_ids) < item.end:
+        known = item.end - len(item.draft_token_ids)
+        if len(item.token_ids) < known:
             raise RequestError(
                 f"request {item.request_id!r} has {len(item.token_ids)} token ids and computes up to "
-                f"position {item.end - 1}: a request that carries only lengths runs on the simulated runner."
+                f"position {known - 1}: a request that carries only lengths runs on the simulated runner."
             )
         if item.num_tokens == 1:
             ids.append(item.token_ids[item.start])
         else:
-            ids.extend(item.token_ids[item.start : item.end])
+            ids.extend(item.token_ids[item.start : known])
+            ids.extend(item.draft_token_ids)
     return ids
