@@ -186,6 +186,19 @@ def test_the_random_runs_meet_what_they_are_for(simulated_run):
     assert names >= {"waiting", "prefill", "decode", "preempted"}
 
 
+@pytest.mark.parametrize(
+    ("options", "phase"),
+    [
+        ({"num_host_blocks": 64, "preempt_mode": "swap"}, "swapped"),
+        ({"allocator": "buddy", "num_blocks": 16}, "preempted"),
+        ({"enable_prefix_caching": False}, "preempted"),
+    ],
+)
+def test_other_ways_to_keep_memory(simulated_run, options, phase):
+    recording = simulated_run(seed=2, requests=30, cancels=0.2, **SMALL_POOL | options).finish()
+    assert phase in {name for _, slices in check(recording).requests for name, *_ in slices}
+
+
 def test_a_recording_begun_in_the_middle(simulated_run):
     run = simulated_run(seed=3, cancels=0.1, **SMALL_POOL)
     for _ in range(9):
