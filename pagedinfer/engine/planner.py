@@ -152,7 +152,11 @@ class Planner:
         """Let others in while seats, budget and blocks allow: swapped ones first, then from the head of the queue."""
         kept_out: Request | None = None
         for request in list(self._queues.swapped):
-            if not self._scheduler.is_ending(request.request_id) and not self._swap_in(opened, request):
+            if self._scheduler.is_ending(request.request_id):
+                continue
+            if why := self._admission.why_never(request):
+                self._exhaust(opened, request, why)
+            elif not self._swap_in(opened, request):
                 kept_out = request
                 break
         for request in self._queues.waiting.in_order():

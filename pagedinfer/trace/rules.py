@@ -66,7 +66,7 @@ def _finish(state: State, event: ev.Finish) -> None:
     queue = {"running": state.running, "swapped": state.swapped}.get(request.status, state.waiting)
     queue.remove(event.rid)
     if request.status == "swapped":
-        state.release(state.host_tables.pop(event.rid))
+        state.host_free += state.host_tables.pop(event.rid)  # at once: an end is no part of a plan
     del state.requests[event.rid]
     state.finished[event.rid] = (event.why, event.detail)
     state.num_finished += 1
@@ -226,7 +226,7 @@ def _copy(state: State, event: ev.Copy) -> Inverse:
     return undo
 
 
-def _free(state: State, event: ev.Free) -> Inverse:
+def _free(state: State, event: ev.Free) -> Inverse | None:
     request = state.requests[event.rid]
     tables = request.tables()
     held = [block_id for table in tables for block_id in reversed(table) if block_id >= 0]
@@ -234,6 +234,8 @@ def _free(state: State, event: ev.Free) -> Inverse:
     if tuple(freed) != event.pblks:
         raise ValueError(f"{event.rid} frees {freed}, not {list(event.pblks)}")
     request.block_table, request.group_tables = [], [[] for _ in request.group_tables]
+    if event.why == "finish":
+        return None  # no part of a plan, though another one may be open
 
     def undo() -> None:
         for block_id in reversed(held):
