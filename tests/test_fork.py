@@ -215,3 +215,19 @@ def test_refusals():
     with pytest.raises(RecordingError, match="from the engine's first step"):
         fork(Recording(), 0)
     assert set(CROWDED.to_dict()) >= LIVE_SETTINGS
+
+
+def test_a_fork_where_steps_overlap():
+    run = Run(
+        EngineConfig(num_blocks=8, block_size=2, max_num_batched_tokens=4, max_num_seqs=4, max_model_len=30)
+    )
+    run.submit("a", 9, 3)
+    scheduler = run.scheduler
+    first, second = scheduler.schedule(0.0), scheduler.schedule(1.0)
+    scheduler.commit(first, run.runner.execute(first))
+    scheduler.commit(second, run.runner.execute(second))
+    run.drain()
+    for step in (1, 2, 3):
+        branch = fork(run.recording, step, max_num_batched_tokens=8)
+        assert branch.recording.requests["output_tokens"] == [3]
+        assert branch.is_complete

@@ -8,30 +8,22 @@ yet) may go on to its `max_tokens`.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from html import escape
 from typing import Any
 
 from pagedinfer.config import EngineConfig
-from pagedinfer.engine.plan import StepPlan, StepResult
-from pagedinfer.engine.request import Request, Status
 from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import ConfigError, RequestError
-from pagedinfer.sim.rerun import rerun
+from pagedinfer.errors import ConfigError
+from pagedinfer.sim.player import MAX_STEPS, Player
+from pagedinfer.sim.rerun import _Driver
 from pagedinfer.trace import events as ev
-from pagedinfer.trace.bus import EventBus
-from pagedinfer.trace.metrics import Life, kept_events, lives
 from pagedinfer.trace.recording import Recording, RecordingError
 
 __all__ = ["LIVE_SETTINGS", "Branch", "fork"]
 
 LIVE_SETTINGS = frozenset(("max_num_batched_tokens", "max_num_seqs", "watermark"))
 """Settings that a running engine can take; any other change means another engine from the first step."""
-
-MAX_STEPS = 100_000
-"""A branch is cut off after so many steps: a policy may keep somebody waiting for ever."""
 
 
 @dataclass(slots=True)
@@ -77,31 +69,25 @@ def fork(recording: Recording, step: int, **changes: Any) -> Branch:
         RecordingError: the recording began mid-run or has a gap, or has no such step.
         ConfigError: an unknown setting or a bad value.
     """
-    known = recording.config
-    config = _changed(recording, changes)
+    known, config = recording.config, _changed(recording, changes)
     changes = {name: value for name, value in changes.items() if known.get(name) != value}
     fixed = [name for name in changes if name not in LIVE_SETTINGS]
-    recording.step_events(step)  # raises where there is no such step
+    end = _end_of(recording, step)
     if fixed:
         way = f"{' and '.join(fixed)} cannot change in a running engine: re-run from the first step."
-        scheduler, branch = _from_the_start(recording, config)
         step = recording.first_step
-        inputs = recording.events
+        driver, inputs = _Driver([], config), recording.events
+        driver.recording.add(_meta(config.to_dict(), recording, step, changes))
     else:
-        scheduler, branch = rerun(recording, until_step=step)
         way = f"re-run to step {step}, then run on{' with the change' if changes else ''}."
-        inputs = recording.events[_end_of(recording, step) :]
-        _reconfigure(scheduler, config, step)
-    meta = ev.Meta(ev.SCHEMA, branch.config, recording.info | {"fork": {"step": step, **changes}})
-    meta.step = recording.first_step
-    branch.events[0] = meta
-    player = _Player(recording, scheduler, inputs)
-    is_cut = not player.play()
-    if is_cut:
-        way += f" Cut off after {MAX_STEPS} steps."
-    if player.left_out:
-        way += f" Not repeated: {', '.join(sorted(player.left_out))}."
-    return Branch(branch, recording, step, changes, way, not is_cut and not player.left_out)
+        driver, inputs = _Driver(recording.events[:end], EngineConfig(**known)), recording.events[end:]
+        driver.run()
+        driver.recording.events[0] = _meta(known, recording, step, changes)
+        _reconfigure(driver.scheduler, config, step)
+    player = Player(recording, driver, inputs)
+    is_done = player.play()
+    notes = player.notes + ([] if is_done else [f"It was cut off after {MAX_STEPS} steps."])
+    return Branch(driver.recording, recording, step, changes, " ".join([way, *notes]), not notes)
 
 
 def _changed(recording: Recording, changes: dict[str, Any]) -> EngineConfig:
@@ -113,18 +99,16 @@ def _changed(recording: Recording, changes: dict[str, Any]) -> EngineConfig:
     return EngineConfig(**{name: v for name, v in recording.config.items() if name in known} | changes)
 
 
+def _meta(config: dict[str, Any], origin: Recording, step: int, changes: dict[str, Any]) -> ev.Meta:
+    meta = ev.Meta(ev.SCHEMA, config, origin.info | {"fork": {"step": step, **changes}})
+    meta.step = origin.first_step
+    return meta
+
+
 def _end_of(recording: Recording, step: int) -> int:
     """Index after the last event of a step."""
     last = recording.step_events(step)[-1]
     return next(i for i in range(len(recording.events), 0, -1) if recording.events[i - 1] is last)
-
-
-def _from_the_start(recording: Recording, config: EngineConfig) -> tuple[Scheduler, Recording]:
-    meta = ev.Meta(ev.SCHEMA, config.to_dict(), recording.info)
-    meta.step = recording.first_step
-    branch, bus = Recording([meta]), EventBus()
-    bus.subscribe(branch.add)
-    return Scheduler(config, bus), branch
 
 
 def _reconfigure(scheduler: Scheduler, config: EngineConfig, step: int) -> None:
@@ -135,137 +119,3 @@ def _reconfigure(scheduler: Scheduler, config: EngineConfig, step: int) -> None:
     while len(scheduler.running) > config.max_num_seqs:
         why = f"forked at step {step}: max_num_seqs is {config.max_num_seqs} now"
         scheduler.preempt(scheduler.running[-1].request_id, why)
-
-
-# -- running on -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Script:
-    """How a request goes: `num_tokens` output tokens, then `end`; None where only the core ends it."""
-
-    num_tokens: int = 0
-    end: tuple[str, str] | None = None
-    ends_with_token: bool = True
-
-
-def _scripts(recording: Recording) -> dict[str, deque[_Script]]:
-    """A script for each life of each id, in order."""
-    told: dict[str, tuple[list[str], bool]] = {}
-    found: dict[str, deque[_Script]] = {}
-    by_life: dict[int, _Script] = {}
-    for life in lives(recording):
-        script = by_life[id(life)] = _script(life)
-        found.setdefault(life.rid, deque()).append(script)
-    for event in recording.events:
-        if isinstance(event, ev.Commit):
-            told |= {rid: (end, rid in event.tokens) for rid, end in event.ends.items()}
-        elif isinstance(event, ev.Finish) and (end := told.pop(event.rid, None)):
-            for script in found.get(event.rid, ()):
-                if script.end == (event.why, event.detail):
-                    script.ends_with_token = end[1]
-    return found
-
-
-def _script(life: Life) -> _Script:
-    own = life.finish_reason in ("stop", "error")
-    return _Script(life.num_output_tokens, (str(life.finish_reason), life.detail) if own else None)
-
-
-@dataclass(slots=True)
-class _Player:
-    """Feeds a scheduler the inputs that are left and answers its plans by the scripts."""
-
-    recording: Recording
-    scheduler: Scheduler
-    events: list[ev.Event]
-    left_out: set[str] = field(default_factory=set)
-    _scripts: dict[str, deque[_Script]] = field(init=False)
-    _inputs: deque[ev.Event] = field(init=False)
-    _running: dict[str, _Script] = field(init=False, default_factory=dict)
-    _now: Callable[[int], float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._scripts = _scripts(self.recording)
-        self._inputs = deque(_inputs(self.events, self.left_out))
-        self._now = _clock(self.recording)
-        refused = {event.call for event in self.recording.events if isinstance(event, ev.Refuse)}
-        self.scheduler.blocks.refuse_calls |= refused
-        for event in self.recording.events[: len(self.recording.events) - len(self.events)]:
-            if isinstance(event, ev.Submit):
-                self._running[event.rid] = self._scripts[event.rid].popleft()
-
-    def play(self) -> bool:
-        """Run until nothing is left. False: it was cut off."""
-        scheduler = self.scheduler
-        while True:
-            while self._inputs and self._inputs[0].step <= scheduler.step:
-                self._feed(self._inputs.popleft())
-            if not self._inputs and not scheduler.requests:
-                return True
-            if scheduler.step >= MAX_STEPS:
-                return False
-            plan = scheduler.schedule(self._now(scheduler.step + 1))
-            scheduler.commit(plan, *self._answer(plan))
-
-    def _feed(self, event: ev.Event) -> None:
-        scheduler = self.scheduler
-        match event:
-            case ev.Submit() | ev.Reject():
-                request = Request(
-                    event.rid, event.num_prompt_tokens, event.max_tokens, priority=event.priority
-                )
-                script = self._scripts[event.rid].popleft() if isinstance(event, ev.Submit) else _Script()
-                try:
-                    scheduler.submit(request, event.now)
-                except RequestError:
-                    return  # other settings, another answer: the branch has a `reject` event that says why
-                self._running[event.rid] = script
-            case ev.Abort(rid=rid) if rid in scheduler.requests:
-                scheduler.abort(rid)
-            case ev.Preempt(rid=rid, why=why):
-                request_or_none = scheduler.requests.get(rid)
-                if request_or_none is not None and request_or_none.status == Status.RUNNING:
-                    scheduler.preempt(rid, why)
-
-    def _answer(self, plan: StepPlan) -> tuple[StepResult, dict[str, tuple[str, str]]]:
-        tokens: dict[str, tuple[int, ...]] = {}
-        ends: dict[str, tuple[str, str]] = {}
-        for item in plan.scheduled:
-            if not item.samples:
-                continue
-            rid, done = item.request_id, self.scheduler.requests[item.request_id].num_output_tokens
-            script = self._running[rid]
-            if script.end is not None and done + script.ends_with_token >= script.num_tokens:
-                ends[rid] = script.end
-            if rid not in ends or script.ends_with_token:
-                tokens[rid] = (0,)  # token ids do not matter here
-        return StepResult(tokens), ends
-
-
-def _inputs(events: list[ev.Event], left_out: set[str]) -> list[ev.Event]:
-    """What came from outside, in order; kinds that cannot be repeated are named in `left_out`."""
-    found: list[ev.Event] = []
-    open_plans = 0
-    for event in kept_events(events):
-        if isinstance(event, ev.Step):
-            open_plans += 1
-        elif isinstance(event, ev.Commit):
-            open_plans -= 1
-        elif isinstance(event, ev.Submit | ev.Reject | ev.Abort) or (
-            isinstance(event, ev.Preempt) and not open_plans
-        ):
-            found.append(event)
-        elif event.kind in ("fork", "reset", "resize", "compact"):
-            left_out.add(event.kind)
-    return found
-
-
-def _clock(recording: Recording) -> Callable[[int], float]:
-    """The time of a step: the recorded one; after the last, on by the mean gap."""
-    times = {event.i: event.now for event in recording.events if isinstance(event, ev.Step)}
-    last = max(times, default=0)
-    if len(times) < 2:
-        return lambda step: times.get(step, float(step - 1))
-    gap = (times[last] - times[min(times)]) / (last - min(times))
-    return lambda step: times[step] if step in times else times[last] + (step - last) * gap
