@@ -152,15 +152,19 @@ def test_preemptions_are_all_counted(seed):
 
 def test_the_table_and_its_pictures():
     recording = random_run(1)
-    runs = compare(recording, fork(recording, 1, max_num_seqs=1), fork(recording, 1, max_num_seqs=1))
-    assert runs.names == ["run 1", "max_num_seqs=1 (2)", "max_num_seqs=1 (3)"]
+    runs = compare(
+        recording, fork(recording, 1, max_num_batched_tokens=1), fork(recording, 1, max_num_batched_tokens=1)
+    )
+    assert runs.names == ["run 1", "max_num_batched_tokens=1 (2)", "max_num_batched_tokens=1 (3)"]
     assert list(runs.table) == ["metric", *runs.names]
     assert runs.table["run 1"] == list(summary(recording).values())
-    again = compare(recording, fork(recording, 1, max_num_seqs=1), fork(recording, 1, max_num_seqs=1))
+    again = compare(
+        recording, fork(recording, 1, max_num_batched_tokens=1), fork(recording, 1, max_num_batched_tokens=1)
+    )
     assert repr(again) == repr(runs)
     assert again._repr_html_() == runs._repr_html_()
     lines = repr(runs).split("\n")
-    assert lines[0].startswith("run 1 and max_num_seqs=1 (2) part at step ")
+    assert lines[0].startswith("run 1 and max_num_batched_tokens=1 (2) part at step ")
     assert lines[2].split()[0] == "metric"
     assert len({len(line) for line in lines[2:]}) == 1
     assert runs._repr_html_().count("<tr>") == len(runs.table) + 1

@@ -83,8 +83,10 @@ def fork(recording: Recording, step: int, **changes: Any) -> Branch:
         driver, inputs = _Driver(recording.events[:end], EngineConfig(**known)), recording.events[end:]
         driver.run()
         driver.recording.events[0] = _meta(known, recording, step, changes)
-        _reconfigure(driver.scheduler, config, step)
     player = Player(recording, driver, inputs)
+    if not fixed:
+        player.settle()
+        _reconfigure(driver.scheduler, config, step)
     is_done = player.play()
     notes = player.notes + ([] if is_done else [f"It was cut off after {MAX_STEPS} steps."])
     return Branch(driver.recording, recording, step, changes, " ".join([way, *notes]), not notes)

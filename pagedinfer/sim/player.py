@@ -95,11 +95,14 @@ class Player:
         if any(isinstance(event, ev.Commit) and event.drafts for event in recording.events):
             self.notes.append("Guessed tokens are not repeated: a step brings one token.")
 
+    def settle(self) -> None:
+        """Close the steps that are open: the fork lies where several overlapped."""
+        while self._driver.open:
+            self._driver.feed(self._answer(self._driver.open[0]))
+
     def play(self) -> bool:
         """Run until nothing is left. False: it was cut off."""
         scheduler, driver = self._scheduler, self._driver
-        while driver.open:  # the fork lies where several steps overlapped
-            driver.feed(self._answer(driver.open[0]))
         while True:
             while self._inputs and self._inputs[0].step <= scheduler.step:
                 self._feed(self._inputs.popleft())
