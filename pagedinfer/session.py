@@ -17,6 +17,8 @@ from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.errors import ConfigError
+from pagedinfer.sim.fork import Branch, fork
+from pagedinfer.sim.why import Report, why
 from pagedinfer.trace.breakpoints import Breakpoints
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
@@ -137,6 +139,16 @@ class Session:
             return self.recording
         reached = self.stops[known:]
         return next((stop for stop in reached if stop.watch is mine), reached[0] if reached else None)
+
+    def fork(self, step: int, **changes: Any) -> Branch:
+        """What would have happened from the end of `step` on with other settings, see `sim.fork`. The engine goes on
+        untouched: the branch runs without the model, each request with the length that it has had here.
+        """
+        return fork(self.recording, step, **changes)
+
+    def why(self, request_id: str) -> Report:
+        """Where a request's time went, whom it waited for, and what would have helped, see `sim.why`."""
+        return why(self.recording, request_id)
 
     @property
     def texts(self) -> dict[str, str]:

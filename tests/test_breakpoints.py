@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from pagedinfer import EngineConfig, SamplingParams, Session
+from pagedinfer import EngineConfig, SamplingParams, Session, compare, fork, why
 from pagedinfer.engine.engine import Engine
 from pagedinfer.errors import WatchError
 from pagedinfer.sim.simulated import SimulatedRunner
@@ -176,3 +176,27 @@ def test_without_breakpoints_nothing_is_followed():
     with session_of() as session:
         session.run()
         assert session.breakpoints._follower is None
+
+
+def test_a_session_forks_and_explains_itself():
+    with session_of() as session:
+        session.run()
+        events = len(session.recording)
+        branch = session.fork(2, max_num_batched_tokens=4)
+        assert (
+            branch.recording.until(2).requests["submitted"]
+            == session.recording.until(2).requests["submitted"]
+        )
+        assert branch.recording.requests["output_tokens"] == session.recording.requests["output_tokens"]
+        assert session.why("r5").sentences == why(session.recording, "r5").sentences
+        assert len(session.recording) == events
+        assert repr(compare(session.recording, branch)).startswith(
+            "run 1 and max_num_batched_tokens=4 part at step"
+        )
+
+
+def test_forks_do_not_need_to_wait_for_the_end():
+    with session_of() as session:
+        session.run(3)
+        assert fork(session.recording, 3).recording.requests["output_tokens"] == [6] * 6
+        assert session.engine.scheduler.step == 3

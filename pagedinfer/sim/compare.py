@@ -254,8 +254,15 @@ def _computed(moment: Moment) -> Facts:
     return {rid: end - start for rid, (start, end) in moment.spans.items()}
 
 
-def _tables(moment: Moment) -> Facts:
-    return {rid: tuple(request.block_table) for rid, request in moment.state.requests.items()}
+def _new_blocks(moment: Moment) -> Facts:
+    """Request -> the blocks that it got; where runs were equal so far, they now hold the same if these are the same."""
+    found: dict[str, tuple[int, ...]] = {}
+    for event in moment.events:
+        if isinstance(event, ev.Alloc | ev.Share):
+            found[event.rid] = found.get(event.rid, ()) + tuple(event.pblks)
+        elif isinstance(event, ev.Copy | ev.Move):
+            found[event.rid] = found.get(event.rid, ()) + tuple(target for _, target in event.pairs)
+    return found
 
 
 def _tokens(moment: Moment) -> Facts:
@@ -272,7 +279,7 @@ _DEEDS: list[tuple[str, Callable[[Moment], Facts]]] = [
 """What a run can do to a request and the other not; causes differ by their numbers and are only told."""
 
 _AMOUNTS: list[tuple[str, Callable[[Moment], Facts]]] = [
-    ("computes {} of {}", _computed), ("gives {} to {}", _tokens), ("has {} for {}", _tables),
+    ("computes {} of {}", _computed), ("gives {} to {}", _tokens), ("takes {} for {}", _new_blocks),
 ]  # fmt: skip
 
 

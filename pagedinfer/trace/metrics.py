@@ -177,7 +177,20 @@ def kept_events(events: Iterable[ev.Event]) -> list[ev.Event]:
 
 
 _OUTSIDE = frozenset(
-    ("meta", "keyframe", "submit", "fork", "reject", "abort", "commit", "finish", "pin", "reset", "resize", "compact")
+    (
+        "meta",
+        "keyframe",
+        "submit",
+        "fork",
+        "reject",
+        "abort",
+        "commit",
+        "finish",
+        "pin",
+        "reset",
+        "resize",
+        "compact",
+    )
 )
 
 

@@ -78,7 +78,7 @@ def step_table(recording: Recording) -> Table:
         # No step: what came before the first plan, or a cancelled plan whose number was not used again.
         if step == recording.first_step or state.step != step:
             continue
-        last = state.last
+        last, usage = state.last, state.usage()
         rows.append(
             {
                 "step": state.step,
@@ -92,8 +92,8 @@ def step_table(recording: Recording) -> Table:
                 "preempted": len(last.preempted),
                 "finished": len(last.finished),
                 "used_blocks": len(state.ref_counts),
-                "kv_usage": state.usage()["kv_usage"],
-                "kv_waste": state.usage()["kv_waste"],
+                "kv_usage": usage["kv_usage"],
+                "kv_waste": usage["kv_waste"],
             }
         )
     names = "step now num_scheduled_tokens prefill_tokens num_requests new_tokens running waiting preempted finished"
