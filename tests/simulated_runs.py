@@ -19,8 +19,8 @@ CROWDED = EngineConfig(
 class Run:
     """A scheduler under a recording, stepped by hand. `ends`: request -> tokens after which it stops by itself."""
 
-    def __init__(self, config=CROWDED, wall=None):
-        self.scheduler = Scheduler(config)
+    def __init__(self, config=CROWDED, wall=None, policy=None):
+        self.scheduler = Scheduler(config, policy=policy)
         self.scheduler.bus.wall_clock = wall
         meta = Meta(SCHEMA, config.to_dict())
         meta.step = 0
@@ -30,10 +30,13 @@ class Run:
         self.ends = {}
         self.facts = []  # the scheduler's own numbers after each step, and the blocks that its plan wrote
 
-    def submit(self, rid, prompt, max_tokens, stop_after=None):
+    def submit(self, rid, prompt, max_tokens, stop_after=None, **options):
+        """`prompt`: a number of tokens that nobody shares, or token ids, by which prefixes are shared."""
         if stop_after is not None:
             self.ends[rid] = stop_after
-        self.scheduler.submit(Request(rid, prompt, max_tokens), float(self.scheduler.step))
+        tokens = [] if isinstance(prompt, int) else list(prompt)
+        request = Request(rid, len(tokens) or prompt, max_tokens, token_ids=tokens, **options)
+        self.scheduler.submit(request, float(self.scheduler.step))
 
     def step(self, errors=()):
         scheduler = self.scheduler
@@ -78,10 +81,11 @@ def random_run(seed, **options):
     return randomly(seed, **options).recording
 
 
-def randomly(seed, *, faults=True, failures=True, num_requests=14, config=None):
+def randomly(seed, *, faults=True, failures=True, num_requests=14, config=None, shared=False, policy=None):
     """A finished run of random requests that crowd each other.
 
-    Without `faults` nothing but submissions and aborts, without `failures` no cancelled plans and no sick rows.
+    Without `faults` nothing but submissions and aborts, without `failures` no cancelled plans and no sick rows. With
+    `shared` many prompts begin alike.
     """
     rng = random.Random(seed)
     config = config or EngineConfig(
@@ -89,12 +93,14 @@ def randomly(seed, *, faults=True, failures=True, num_requests=14, config=None):
         max_num_seqs=rng.choice([2, 3, 4, 8]), max_num_batched_tokens=rng.choice([3, 5, 8, 16]),
         max_model_len=rng.choice([24, 40]), watermark=rng.choice([0.0, 0.0, 0.25]),
     )  # fmt: skip
-    run, number = Run(config), 0
+    run, number = Run(config, policy=policy), 0
     while number < num_requests or run.scheduler.requests:
         if number < num_requests and rng.random() < 0.5:
             try:
                 stop = rng.choice([None, None, rng.randint(1, 6)])
-                run.submit(f"r{number}", rng.randint(0 if faults else 1, 14), rng.randint(1, 10), stop)
+                length, most = rng.randint(0 if faults else 1, 14), rng.randint(1, 10)
+                prompt = ([rng.choice([1, 2])] * 9 + [number] * 5)[:length] if shared and length else length
+                run.submit(f"r{number}", prompt, most, stop)
             except RequestError:
                 pass  # recorded as rejected
             number += 1

@@ -1,11 +1,13 @@
 """Forks: nothing changed gives the same run again; changes hold from where they are said to."""
 
 import pytest
-from simulated_runs import CROWDED, Run, random_run
+from simulated_runs import CROWDED, Run, random_run, randomly
 
 from pagedinfer.config import EngineConfig
-from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.engine.policy import Policy
+from pagedinfer.errors import ConfigError, RecordingError, RequestError
 from pagedinfer.sim.fork import LIVE_SETTINGS, fork
+from pagedinfer.sim.rerun import rerun
 from pagedinfer.trace.metrics import kept_events
 from pagedinfer.trace.recording import Recording
 
@@ -40,6 +42,71 @@ def test_with_faults_too(seed):
     recording = random_run(seed, failures=False, num_requests=10)
     branch = fork(recording, recording.last_step // 2)
     assert facts(branch.recording.events) == facts(recording.events)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_shared_prefixes_are_shared_again(seed):
+    recording = random_run(seed, failures=False, shared=True, num_requests=20)
+    for step in (0, recording.last_step // 2):
+        branch = fork(recording, step)
+        assert facts(branch.recording.events) == facts(recording.events)
+    hits = [event.n for event in fork(recording, 0, num_blocks=60).recording.events if event.kind == "hit"]
+    assert any(hits)
+    alone = fork(recording, 0, num_blocks=60, enable_prefix_caching=False).recording
+    assert not any(event.kind in ("hit", "share", "cache") for event in alone.events)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_sharing_survives_another_block_size(size):
+    hits = 0
+    for seed in SEEDS:
+        branch = fork(random_run(seed, faults=False, shared=True), 0, block_size=size, num_blocks=80)
+        assert branch.recording.at(-1).requests == {}
+        hits += sum(event.n for event in branch.recording.events if event.kind == "hit")
+    assert hits > 20
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "changes",
+    [{"order": "shortest-prefill"}, {"victim": "fewest-tokens-lost"}, {"chunking": "prefill-first"},
+     {"admission": "fits-now"}, {"preempt_mode": "swap", "num_host_blocks": 20}, {"max_chunk_tokens": 2},
+     {"tenant_max_running": 1}, {"allocator": "buddy"}],
+)  # fmt: skip
+def test_policies_by_name(seed, changes):
+    recording = random_run(seed, faults=False, shared=True)
+    step = recording.last_step // 3
+    branch = fork(recording, step, **changes)
+    fixed = {"num_host_blocks", "allocator"} & changes.keys()
+    assert branch.step == (0 if fixed else step)
+    before = facts(recording.until(branch.step).events)
+    assert fixed or facts(branch.recording.events)[: len(before)] == before
+    assert branch.recording.at(-1).requests == {}
+    assert sum(branch.recording.requests["output_tokens"]) > 0
+
+
+class OldestGivesWay(Policy):
+    def victim(self, request, candidates, view):
+        return candidates[0]
+
+
+class Broken(Policy):
+    def order(self, request, view):
+        raise RuntimeError("no order")
+
+
+def test_a_policy_of_ones_own():
+    recording = random_run(3, faults=False)
+    for policy in (OldestGivesWay, OldestGivesWay(EngineConfig(**recording.config))):
+        branch = fork(recording, 2, policy=policy)
+        assert branch.name == "policy=OldestGivesWay"
+        assert branch.changes == {"policy": "OldestGivesWay"}
+    twin = randomly(3, faults=False, policy=OldestGivesWay(EngineConfig(**recording.config))).recording
+    own = EngineConfig(**recording.config)
+    assert facts(fork(twin, 5, recorded_policy=OldestGivesWay(own)).recording.events) == facts(twin.events)
+    broken = fork(recording, 2, policy=Broken)
+    assert any(event.kind == "error" for event in broken.recording.events)
+    assert broken.recording.at(-1).requests == {}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -231,3 +298,25 @@ def test_a_fork_where_steps_overlap():
         branch = fork(run.recording, step, max_num_batched_tokens=8)
         assert branch.recording.requests["output_tokens"] == [3]
         assert branch.is_complete
+
+
+def test_a_branch_that_changed_midway_cannot_be_forked_again():
+    recording = random_run(1, faults=False)
+    with pytest.raises(RecordingError, match="whose settings changed at step 2; fork the one it came from"):
+        fork(fork(recording, 2, max_num_batched_tokens=1).recording, 3)
+    for branch in (
+        fork(recording, 2),
+        fork(recording, 0, max_num_batched_tokens=1),
+        fork(recording, 2, num_blocks=50),
+    ):
+        again = fork(branch.recording, 3)
+        assert facts(again.recording.events) == facts(branch.recording.events)
+        assert rerun(branch.recording)[1].to_jsonl(wall=False) == branch.recording.to_jsonl(wall=False)
+
+
+def test_settings_change_between_steps_only():
+    run = Run()
+    run.submit("a", 3, 4)
+    run.scheduler.schedule(0.0)
+    with pytest.raises(RequestError, match="cannot change while a step is open"):
+        run.scheduler.reconfigure(CROWDED, None, "test")

@@ -5,6 +5,7 @@ import statistics
 import pytest
 from simulated_runs import CROWDED, Run, random_run
 
+from pagedinfer.config import EngineConfig
 from pagedinfer.errors import ConfigError, RecordingError
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import goodput, kept_events, lives, mean, percentile
@@ -13,6 +14,7 @@ from pagedinfer.trace.phases import PHASES, phases
 from pagedinfer.trace.recording import Recording
 
 SEEDS = range(10)
+SWAPPING = EngineConfig(**(CROWDED.to_dict() | {"num_host_blocks": 6, "preempt_mode": "swap"}))
 
 
 def without_cancelled(events):
@@ -40,10 +42,11 @@ def twin_phases(recording):
         elif event.kind in ("admit", "resume"):
             live[event.rid]["was"] = "in"
         elif event.kind == "preempt":
-            live[event.rid].update(was="preempted", now=0)
+            live[event.rid].update(was="preempted", now=live[event.rid]["now"] if event.mode == "swap" else 0)
         elif event.kind == "step":
             rest = events[index:]
             commit = next(e for e in rest if e.kind == "commit")
+            shared = {e.rid: e.num_tokens for e in rest[: rest.index(commit)] if e.kind == "share"}
             moves = {
                 e.rid: e.kind for e in rest[: rest.index(commit)] if e.kind in ("admit", "resume", "preempt")
             }
@@ -52,8 +55,9 @@ def twin_phases(recording):
                     moves.get(rid), one["was"]
                 )
                 n = event.scheduled.get(rid, 0)
-                positions = set(range(one["now"], one["now"] + n))
-                one["now"] += n
+                start = shared.get(rid, one["now"])
+                positions = set(range(start, start + n))
+                one["now"] = start + n
                 again = len(positions & one["done"])
                 one["again"] += again
                 one["done"] |= positions
@@ -72,8 +76,9 @@ def twin_phases(recording):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_phases_beside_the_twin(seed):
-    recording = random_run(seed, num_requests=20)
+@pytest.mark.parametrize("options", [{}, {"shared": True}, {"config": SWAPPING}])
+def test_phases_beside_the_twin(seed, options):
+    recording = random_run(seed, num_requests=20, **options)
     want = twin_phases(recording)
     found = phases(recording)
     assert [one.life.rid for one in found] == list(want)

@@ -441,3 +441,42 @@ def _request(rid, prompt):
     from pagedinfer.engine.request import Request
 
     return Request(rid, prompt, 3), 0.0
+
+
+BLOCK_EVENTS = {
+    "shared": "share",
+    "cached": "cache",
+    "evicted": "evict",
+    "freed": "free",
+    "allocated": "alloc",
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("verb", BLOCK_EVENTS)
+def test_blocks_beside_a_search_in_the_events(seed, verb):
+    recording = random_run(seed, shared=True, failures=False, num_requests=20)
+    events = [event for event in recording.events if event.kind == BLOCK_EVENTS[verb]]
+    for block_id in range(0, recording.config["num_blocks"], 3):
+        want = [event for event in events if block_id in event.pblks]
+        found = recording.find_all(f"block {block_id} {verb}")
+        # An event between two steps is seen with the later one.
+        assert {stop.step for stop in found} <= {event.step + between for event in want for between in (0, 1)}
+        assert bool(found) == bool(want)
+    causes = " ".join(stop.cause for stop in recording.find_all(f"any block {verb}"))
+    assert (verb in causes) == bool(events)
+    if verb == "evicted" and events:
+        assert " needs " in causes
+
+
+def test_swapping():
+    config = EngineConfig(num_blocks=4, block_size=2, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=20,
+                          num_host_blocks=8, preempt_mode="swap")  # fmt: skip
+    run = Run(config)
+    run.submit("a", 3, 4)
+    run.submit("b", 3, 4)
+    recording = run.drain()
+    preempted = recording.find("b preempted")
+    assert recording.find("swapped >= 1") == preempted
+    assert recording.find("b swapped") == preempted
+    assert recording.find("swapped == 0", preempted) == recording.find("b resumed")

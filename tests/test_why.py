@@ -39,11 +39,13 @@ def test_a_preempted_request():
         "4 tokens had to be computed again, step 5.",
         "What would have helped most: num_blocks=6, E2E 2 steps shorter.",
         "Re-simulated from the first step: num_blocks=6 (E2E 2 steps shorter), num_blocks=8 (E2E 2 steps shorter), "
-        "max_num_batched_tokens=32 (no difference), max_num_seqs=8 (no difference).",
+        "admission=full-reservation (TTFT 4 steps longer and E2E 2 steps longer).",
+        "Re-simulated without a difference to it: max_num_batched_tokens=32, max_num_seqs=8, "
+        "victim=fewest-tokens-lost, preempt_mode=swap, num_host_blocks=4.",
     ]
     assert str(report) == repr(report) == "\n".join(report.sentences)
     assert report._repr_html_().startswith("<p><b>b ended (length)")
-    assert report._repr_html_().count("<li>") == 8
+    assert report._repr_html_().count("<li>") == 9
 
 
 def test_the_one_it_was_preempted_for():
@@ -80,8 +82,10 @@ def test_head_of_line_blocking():
     report = why(run.drain(), "c")
     assert report.causes[0].sentence.startswith("behind b: needs 6 blocks, ")
     assert report.causes[0].steps == report.phases.steps("queue")
-    assert report.best.changes == {"num_blocks": 12}
-    assert report.best.ttft == 3  # not 4: in the first step the budget goes to a and b
+    assert report.best.changes == {"order": "shortest-prefill"}
+    gains = {found.name: found.ttft for found in report.helps}
+    assert gains["order=shortest-prefill"] == 4
+    assert gains["num_blocks=12"] == 3  # not 4: in the first step the budget goes to a and b
 
 
 def test_seats():
@@ -134,15 +138,22 @@ def test_what_would_have_helped_beside_forks_by_hand(seed):
     ]
     for rid in slow[:3]:
         report = why(recording, rid)
-        assert len(report.helps) == len(default_candidates(recording))
+        spent = set(report.phases.by_step.values())
+        assert (
+            len(report.helps)
+            == len(default_candidates(recording, spent))
+            <= len(default_candidates(recording))
+        )
         for found in report.helps:
             other = fork(recording, 0, **found.changes).recording.requests
             before, after = (dict(zip(t["request"], t.rows(), strict=True))[rid] for t in (plain, other))
             assert found.e2e == (before["finished"] - before["submitted"]) - (
                 after["finished"] - after["submitted"]
             )
-            if before["ttft_steps"] is not None and after["ttft_steps"] is not None:
-                assert found.ttft == before["ttft_steps"] - after["ttft_steps"]
+            first, second = (
+                row["ttft_steps"] or row["finished"] - row["submitted"] for row in (before, after)
+            )
+            assert found.ttft == first - second
         gains = [(found.e2e, found.ttft or 0) for found in report.helps]
         assert gains == sorted(gains, reverse=True)
         assert (report.best is None) == (gains[0] <= (0, 0))
@@ -156,7 +167,8 @@ def test_candidates_of_ones_own():
 
 
 def test_when_nothing_would_have_helped():
-    report = why(story(), "b", candidates=[{"watermark": 0.25}])
+    report = why(story(), "b", candidates=[{"max_num_seqs": 9}])
+    assert report.sentences[-1] == "Re-simulated without a difference to it: max_num_seqs=9."
     assert report.sentences[-2] == "No single change that was tried would have helped."
 
 
@@ -202,3 +214,36 @@ def test_the_latest_of_an_id():
     report = why(run.recording, "a")
     assert report.phases.steps("preempted")
     assert report.best.changes == {"num_blocks": 6}
+
+
+def test_candidates_fit_the_settings():
+    run = Run(EngineConfig(**(CROWDED.to_dict() | {"order": "priority", "aging": 5.0, "watermark": 0.2})))
+    run.submit("a", 3, 4, priority=1)
+    names = {name for changes in default_candidates(run.drain()) for name in changes}
+    assert {"watermark", "victim", "chunking"} <= names
+    assert "order" not in names
+    buddy = Run(EngineConfig(**(CROWDED.to_dict() | {"allocator": "buddy"})))
+    buddy.submit("a", 3, 4)
+    for changes in default_candidates(buddy.drain()):
+        assert fork(buddy.recording, 0, **changes).is_complete
+
+
+def test_a_change_that_refuses_requests_is_no_help():
+    run = Run()
+    run.submit("a", 12, 4)
+    run.submit("b", 8, 4)
+    report = why(run.drain(), "b", candidates=[{"num_blocks": 5}, {"num_blocks": 20}])
+    assert [found.name for found in report.helps] == ["num_blocks=20"]
+
+
+def test_a_request_that_was_given_up_before_its_first_token():
+    run = Run(EngineConfig(num_blocks=40, block_size=2, max_num_batched_tokens=16, max_num_seqs=1))
+    run.submit("a", 2, 9)
+    run.submit("b", 2, 2)
+    for _ in range(5):
+        run.step()
+    run.scheduler.abort("b")
+    report = why(run.drain(), "b")
+    assert report.sentences[0] == "b ended (abort) after 5 steps: no token came, 0 tokens produced."
+    assert report.best.name == "max_num_seqs=2"
+    assert report.best.ttft == 4

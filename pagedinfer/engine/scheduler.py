@@ -221,6 +221,23 @@ class Scheduler:
         with self._change():
             self.queues.preempt(request, mode, why)
 
+    def reconfigure(self, config: EngineConfig, policy: Policy | None, why: str) -> None:
+        """Go on with other limits and another policy, between two steps. The memory stays as it is.
+
+        Raises:
+            RequestError: a plan is open.
+        """
+        if self._open or self.is_changing:
+            raise RequestError("Settings cannot change while a step is open.")
+        policy = policy or make_policy(config)
+        self.config = config
+        self.guard = Guard(policy, config, self.bus, SchedulerView(self))
+        self.queues.reconfigure(config, WaitingQueue(self.guard.order, policy.moving_key))
+        self.admission = Admission(config, self.blocks, self.queues)
+        self.planner = Planner(self)
+        while len(self.running) > config.max_num_seqs:
+            self.preempt(self.running[-1].request_id, f"{why}: max_num_seqs is {config.max_num_seqs} now")
+
     # -- the plan -----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:

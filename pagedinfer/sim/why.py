@@ -7,17 +7,18 @@ requests with one setting changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from pagedinfer.errors import RecordingError, UnknownRequest, count
+from pagedinfer.config import EngineConfig
+from pagedinfer.errors import ConfigError, RecordingError, UnknownRequest, count
 from pagedinfer.sim.fork import fork
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import Life, lives
 from pagedinfer.trace.moments import moments
-from pagedinfer.trace.phases import Phases, phases
+from pagedinfer.trace.phases import PHASES, Phases, phases
 from pagedinfer.trace.recording import Recording
 
 __all__ = ["Cause", "Help", "Report", "why"]
@@ -120,9 +121,9 @@ def why(recording: Recording, rid: str, *, candidates: Sequence[dict[str, Any]] 
     if not report.phases.steps(*LOST):
         report.note = "Nothing waited, so no change of the engine's settings was tried."
         return report
-    _try(
-        recording, report, len(mine) - 1, default_candidates(recording) if candidates is None else candidates
-    )
+    if candidates is None:
+        candidates = default_candidates(recording, set(report.phases.by_step.values()))
+    _try(recording, report, len(mine) - 1, candidates)
     return report
 
 
@@ -168,37 +169,72 @@ def _pattern(sentence: str) -> str:
 # -- what would have helped -------------------------------------------------------------------------------------------
 
 
-def default_candidates(recording: Recording) -> list[dict[str, Any]]:
-    """Single changes worth a try: a larger pool, budget or batch, and no watermark."""
+def default_candidates(recording: Recording, spent: Container[str] = PHASES) -> list[dict[str, Any]]:
+    """Single changes worth a try: a larger pool, budget or batch, no watermark, and other policies.
+
+    Policies are those that bear on the phases in `spent`.
+    """
     config = recording.config
-    tried: list[dict[str, Any]] = [
-        {"num_blocks": -(-config["num_blocks"] * 3 // 2)},
-        {"num_blocks": config["num_blocks"] * 2},
-        {"max_num_batched_tokens": config["max_num_batched_tokens"] * 2},
-        {"max_num_seqs": config["max_num_seqs"] * 2},
+    blocks = config["num_blocks"]
+    tried: list[tuple[str, dict[str, Any]]] = [
+        ("", {"num_blocks": -(-blocks * 3 // 2)}),
+        ("", {"num_blocks": blocks * 2}),
+        ("", {"max_num_batched_tokens": config["max_num_batched_tokens"] * 2}),
+        ("", {"max_num_seqs": config["max_num_seqs"] * 2}),
+        ("", {"watermark": 0.0} if int(config["watermark"] * blocks) else {}),
+        ("queue", {"order": "shortest-prefill"}),
+        ("queue", {"admission": "fits-now"}),
+        ("stall", {"chunking": "equal-progress"}),
+        ("preempted", {"victim": "fewest-tokens-lost"}),
+        ("preempted", {"admission": "full-reservation"}),
+        (
+            "preempted",
+            {"preempt_mode": "swap", "num_host_blocks": max(blocks, config.get("num_host_blocks", 0))},
+        ),
     ]
-    return tried + ([{"watermark": 0.0}] if int(config["watermark"] * config["num_blocks"]) else [])
+    if config.get("order") == "priority":  # under another order requests with a priority are refused
+        tried = [(phase, changes) for phase, changes in tried if "order" not in changes]
+    return [
+        changes
+        for phase, changes in tried
+        if (not phase or phase in spent) and _differs(config, changes) and _is_sound(config, changes)
+    ]
+
+
+def _differs(config: dict[str, Any], changes: dict[str, Any]) -> bool:
+    """Whether any setting changes; those that the recording's engine did not have are left alone."""
+    return any(name in config and config[name] != value for name, value in changes.items())
+
+
+def _is_sound(config: dict[str, Any], changes: dict[str, Any]) -> bool:
+    try:
+        EngineConfig(**(config | changes))
+    except ConfigError:  # it does not go with the other settings
+        return False
+    return True
 
 
 def _try(recording: Recording, report: Report, number: int, candidates: Sequence[dict[str, Any]]) -> None:
     """Re-simulate each candidate and note what life `number` of this id gains against the same without a change."""
     try:
-        plain = _again(recording, report.life.rid, number, {})
+        plain = lives(fork(recording, recording.first_step).recording)
     except RecordingError as error:
         report.note = f"What would have helped cannot be re-simulated: {error}"
         return
+    before = [life for life in plain if life.rid == report.life.rid][number]
     for changes in candidates:
-        life = _again(recording, report.life.rid, number, changes)
-        if plain is not None and life is not None:
-            ttft, e2e = _minus(plain.steps.ttft, life.steps.ttft), _minus(plain.steps.e2e, life.steps.e2e)
-            report.helps.append(Help(changes, ttft, e2e))
+        others = lives(fork(recording, recording.first_step, **changes).recording)
+        if len(others) < len(plain):
+            continue  # it refuses requests; those that are left would seem to gain by it
+        after = [life for life in others if life.rid == report.life.rid][number]
+        ttft, e2e = _minus(_ttft(before), _ttft(after)), _minus(before.steps.e2e, after.steps.e2e)
+        report.helps.append(Help(changes, ttft, e2e))
     report.helps.sort(key=_gain, reverse=True)  # stable: of equal ones the first tried stays in front
 
 
-def _again(recording: Recording, rid: str, number: int, changes: dict[str, Any]) -> Life | None:
-    branch = fork(recording, recording.first_step, **changes)
-    mine = [life for life in lives(branch.recording) if life.rid == rid]
-    return mine[number] if number < len(mine) else None
+def _ttft(life: Life) -> float | None:
+    """TTFT; of a request that ended without a token its whole life, which its TTFT would have passed."""
+    return life.steps.e2e if life.steps.ttft is None else life.steps.ttft
 
 
 def _minus(a: float | None, b: float | None) -> float | None:
@@ -213,7 +249,7 @@ def _gain(help_: Help) -> tuple[float, float]:
 
 
 def _sentences(report: Report) -> Iterator[str]:
-    life, by_phase = report.life, report.phases.counts
+    by_phase = report.phases.counts
     total = len(report.phases.by_step)
     yield _headline(report, total)
     if not total:
@@ -239,7 +275,7 @@ def _sentences(report: Report) -> Iterator[str]:
         yield f"{rid} was preempted for it{_where([step])}: {cause_told}."
     for step, blocks, cause_told in report.evicted_for_it:
         yield f"{count(len(blocks), 'cached block')} went for it{_where([step])}: {cause_told}."
-    yield from _help_sentences(report, life)
+    yield from _help_sentences(report)
 
 
 def _headline(report: Report, total: int) -> str:
@@ -251,17 +287,18 @@ def _headline(report: Report, total: int) -> str:
     return f"{life.rid} {end} after {count(total, 'step')}: {ttft}, {count(life.num_output_tokens, 'token')} produced."
 
 
-def _help_sentences(report: Report, life: Life) -> Iterator[str]:
+def _help_sentences(report: Report) -> Iterator[str]:
     if report.note:
         yield report.note
         return
-    tried = [f"{help_.name} ({_effect(help_)})" for help_ in report.helps]
     if best := report.best:
         yield f"What would have helped most: {best.name}, {_effect(best)}."
-    elif tried:
+    elif report.helps:
         yield "No single change that was tried would have helped."
-    if tried:
-        yield f"Re-simulated from the first step: {', '.join(tried)}."
+    if told := [f"{help_.name} ({_effect(help_)})" for help_ in report.helps if help_.ttft or help_.e2e]:
+        yield f"Re-simulated from the first step: {', '.join(told)}."
+    if same := [help_.name for help_ in report.helps if not (help_.ttft or help_.e2e)]:
+        yield f"Re-simulated without a difference to it: {', '.join(same)}."
 
 
 def _effect(help_: Help) -> str:
@@ -270,7 +307,7 @@ def _effect(help_: Help) -> str:
         for name, gain in (("TTFT", help_.ttft), ("E2E", help_.e2e))
         if gain
     ]
-    return " and ".join(parts) or "no difference"
+    return " and ".join(parts)
 
 
 def _number(value: float) -> str:
