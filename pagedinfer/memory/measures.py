@@ -213,7 +213,7 @@ def external_fragmentation(holes: Iterable[tuple[int, int]]) -> float:
     return 1 - max(lengths) / sum(lengths) if lengths else 0.0
 
 
-# -- how long blocks stay -----------------------------------------------------------------------------------------------
+# -- how long blocks stay ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -232,7 +232,10 @@ class Residency:
 
 
 def residency(events: Iterable[ev.Event]) -> Residency:
-    """Residency of every block in a recording. What belongs to cancelled plans does not count."""
+    """Residency of every block in a recording. What belongs to cancelled plans does not count.
+
+    A cached block is idle from the `free`, `trim` or `slide` that names it; one left by a copy-on-write is not noticed.
+    """
     found = Residency()
     born: dict[int, int] = {}  # block -> the step in which it was handed out
     idle: dict[int, int] = {}  # cached block that nobody uses -> the step of its last use
@@ -270,7 +273,7 @@ def residency(events: Iterable[ev.Event]) -> Residency:
     return found
 
 
-_OUTSIDE = (ev.Submit, ev.Reject, ev.Abort, ev.Fork, ev.Finish, ev.Error, ev.Cache)
+_OUTSIDE = (ev.Submit, ev.Reject, ev.Abort, ev.Fork, ev.Finish, ev.Error, ev.Cache, ev.Trim)
 """Kinds that no plan brings with it: a cancel does not take them back."""
 
 
