@@ -409,6 +409,28 @@ def test_undo_of_moves_after_a_request_has_ended():
     assert blocks.holes == [(0, 2), (4, 3), (8, 4)]
 
 
+def test_undo_of_a_trim():
+    blocks, _ = make("grow-by-move", 8)
+    hold(blocks, 3, 1)
+    before, filled = blocks.snapshot(), dict(blocks._num_filled)
+    journal = blocks.journal = Journal()
+    blocks.trim("a", 4)
+    blocks.trim("b", 0)
+    assert blocks.snapshot()["block_tables"] == {"a": [0]}
+    journal.undo()
+    assert (blocks.snapshot(), blocks._num_filled) == (before, filled)
+    blocks.check()
+
+
+def test_compaction_never_costs_the_largest_piece_of_a_buddy_system():
+    blocks, _ = make("buddy", 12)
+    hold(blocks, 8, 1)
+    blocks.free("a", "finish")
+    assert (blocks.table("b"), blocks.largest_hole) == ([8], 8)
+    assert blocks.compact() == []
+    assert blocks.largest_hole == 8
+
+
 @pytest.mark.parametrize(
     "fault", ["not contiguous", "also", "beyond its extent", "neither", "remembered", "empty"]
 )
@@ -507,8 +529,10 @@ class ContiguousMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([2, 1, 3]),
         reserve=st.integers(2, 6),
         mine=st.sampled_from([None, None, "worst", "wrong"]),
+        crowd=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 6)), min_size=3, max_size=6),
+        leaves=st.sampled_from([None, "a", "b", "ac"]),
     )
-    def start(self, strategy, compaction, num_blocks, block_size, reserve, mine):
+    def start(self, strategy, compaction, num_blocks, block_size, reserve, mine, crowd, leaves):
         fit = None if strategy == "buddy" else {None: None, "worst": _worst_fit, "wrong": _wrong_fit}[mine]
         self.blocks, self.events = make(
             strategy, num_blocks, block_size, reserve * block_size, compaction=compaction, fit=fit
@@ -519,6 +543,11 @@ class ContiguousMachine(RuleBasedStateMachine):
         self.lives = {}  # request -> how often it came
         self.saved = None  # the model when the open journal began
         self.ops = []  # those since then
+        for rid, (tokens, extra) in zip("abcdef", crowd, strict=False):
+            self.allocate_for(rid, tokens, extra, False)
+        for rid in leaves or ():  # holes from the start
+            self.blocks.free(rid, "finish")
+            self.written.pop(rid, None)
 
     def _life(self, rid):
         return rid, self.lives[rid]
@@ -534,6 +563,9 @@ class ContiguousMachine(RuleBasedStateMachine):
         refused=st.sampled_from([False] * 5 + [True]),
     )
     def allocate(self, rid, step, extra, refused):
+        self.allocate_for(rid, step, extra, refused)
+
+    def allocate_for(self, rid, step, extra, refused):
         blocks = self.blocks
         new = not blocks.table(rid)
         num_tokens = self.written.get(rid, 0) + step
@@ -571,6 +603,13 @@ class ContiguousMachine(RuleBasedStateMachine):
         self.pool.write(table, self._life(rid), self.written.get(rid, 0), num_tokens)
         self.written[rid] = num_tokens
 
+    @precondition(lambda self: self.written)
+    @rule(steps=st.integers(1, 4))
+    def decode(self, steps):
+        for _ in range(steps):
+            for rid in sorted(self.written):
+                self.allocate_for(rid, 1, 0, False)
+
     def _could_not(self, size, own):
         """The refusal was right: no run of bits is long enough, even without the request's own extent."""
         free = sorted([*self.blocks.snapshot()["free"], *own])
@@ -581,17 +620,19 @@ class ContiguousMachine(RuleBasedStateMachine):
             runs = {start for start in runs if start % size == 0}
         assert not runs
 
-    @rule(rid=st.sampled_from("abcdef"), why=st.sampled_from(["finish", "preempt"]))
-    def free(self, rid, why):
+    @precondition(lambda self: self.written)
+    @rule(which=st.integers(0, 5), why=st.sampled_from(["finish", "preempt"]))
+    def free(self, which, why):
+        rid = sorted(self.written)[which % len(self.written)]
         table = list(self.blocks.table(rid))
         assert self.blocks.free(rid, why) == tuple(reversed(table))
         self.given_up = True
         self.written.pop(rid, None)
 
-    @rule(rid=st.sampled_from("abcdef"), fewer=st.integers(0, 5))
-    def trim(self, rid, fewer):
-        if rid not in self.written:
-            return
+    @precondition(lambda self: self.written)
+    @rule(which=st.integers(0, 5), fewer=st.integers(0, 9))
+    def trim(self, which, fewer):
+        rid = sorted(self.written)[which % len(self.written)]
         keep = max(1, self.written[rid] - fewer)
         table = list(self.blocks.table(rid))
         self.blocks.trim(rid, keep)
@@ -626,8 +667,14 @@ class ContiguousMachine(RuleBasedStateMachine):
                 self.pool.run([op.inverse for op in reversed(self.ops)])
         self.saved = None
 
-    @precondition(lambda self: self.saved is None)
-    @rule()
+    @precondition(lambda self: self.saved is None and self.written)
+    @rule(rarely=st.integers(0, 3), num_blocks=st.one_of(st.none(), st.integers(1, 26)))
+    def between_steps(self, rarely, num_blocks):
+        if rarely == 3 and num_blocks is None:
+            self.compact()
+        elif rarely == 3:
+            self.resize(num_blocks)
+
     def compact(self):
         before = self.blocks.largest_hole
         self._run(self.blocks.compact())
@@ -635,8 +682,6 @@ class ContiguousMachine(RuleBasedStateMachine):
         if not self.blocks.strategy.buddy:
             assert len(self.blocks.holes) <= 1
 
-    @precondition(lambda self: self.saved is None)
-    @rule(num_blocks=st.integers(1, 26))
     def resize(self, num_blocks):
         before = self.blocks.snapshot()
         held = self.blocks.num_blocks - self.blocks.num_free
@@ -679,7 +724,7 @@ def _wrong_fit(holes, size):
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [(150, 40), pytest.param(2000, 100, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("examples", "steps"), [(300, 40), pytest.param(3000, 80, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_random_traffic(examples, steps):
     run_state_machine_as_test(

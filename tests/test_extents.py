@@ -326,7 +326,7 @@ def _play(num_blocks, extents, moves):
 def test_pack_by_hand():
     extents = {"a": (1, 2), "b": (5, 3), "c": (9, 1)}
     space = _space(12, extents)
-    assert pack(space, extents, first_fit) == [("a", 0), ("b", 2), ("c", 5)]
+    assert pack(space.copy(), extents, first_fit) == [("a", 0), ("b", 2), ("c", 5)]
     assert space.holes == [(0, 1), (3, 2), (8, 1), (10, 2)]  # untouched
     assert gather(space, extents, first_fit, 3) == [("a", 0)]  # enough: the others stay
     assert gather(space, extents, first_fit, 7) is None
@@ -336,7 +336,7 @@ def test_pack_by_hand():
 def test_pack_keeps_buddies_aligned():
     extents = {"a": (1, 1), "b": (4, 4), "c": (8, 1), "d": (12, 4)}
     space = _space(16, extents)
-    assert pack(space, extents, buddy_lowest) == [("a", 0), ("c", 1), ("d", 8)]
+    assert pack(space.copy(), extents, buddy_lowest) == [("a", 0), ("c", 1), ("d", 8)]
     assert gather(space, extents, buddy_lowest, 4) == [("a", 0), ("c", 1)]
 
 

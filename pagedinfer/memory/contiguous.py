@@ -77,9 +77,12 @@ class ContiguousAllocator(ExtentTables):
     @property
     def largest_hole(self) -> int:
         """The most blocks that one request could get without a move; in a buddy system its largest free piece."""
-        holes: Sequence[ex.Hole] = self._space.holes
-        pieces = ex.buddy_pieces(holes) if self.strategy.buddy else holes
-        return max((length for _, length in pieces), default=0)
+        return self._largest(self._space)
+
+    def _largest(self, space: ex.Extents) -> int:
+        if not self.strategy.buddy:
+            return space.largest
+        return max((length for _, length in ex.buddy_pieces(space.holes)), default=0)
 
     def why_never(self, num_tokens: int, max_total_tokens: int) -> str | None:
         """Why even the empty pool could not hold a request of `num_tokens` that may grow to `max_total_tokens`."""
@@ -196,13 +199,20 @@ class ContiguousAllocator(ExtentTables):
     # -- the whole pool, between steps ----------------------------------------------------------------------------
 
     def compact(self, why: str = "asked for") -> list[BlockOp]:
-        """Slide all extents down, so that what is free is one hole. Returns the copies to make; no plan may be open."""
+        """Slide all extents down, so that what is free is one hole. Returns the copies to make; no plan may be open.
+
+        Buddies stay where they are when that would cost the largest piece: in a pool that is no power of two a small
+        extent may slide into it.
+        """
         assert self.journal is None and not self._ops, (
             "a plan is being made, or its block operations are left"
         )
         if self._bus.subs:
             self._bus.emit(ev.Compact(why))
-        self._apply(sliding.pack(self._space, self._extents(), self._lowest), f"compaction: {why}")
+        after = self._space.copy()
+        moves = sliding.pack(after, self._extents(), self._lowest)
+        if self._largest(after) >= self.largest_hole:
+            self._apply(moves, f"compaction: {why}")
         return self.take_ops()
 
     def resize(self, num_blocks: int) -> list[BlockOp]:

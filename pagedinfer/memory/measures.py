@@ -49,7 +49,7 @@ class Slots:
     @property
     def kv_waste(self) -> float:
         """1 - live / allocated; 0 for an empty pool. The three parts below add up to it."""
-        return self._share(self.allocated - self.live)
+        return 1 - self.live / self.allocated if self.allocated else 0.0
 
     @property
     def tail_slack_share(self) -> float:

@@ -1,6 +1,6 @@
 """Making room in contiguous memory: which extents go where, so that what is free comes together.
 
-Pure functions from an address space and the extents in it to a list of moves; nothing is changed. An extent may move
+Functions from an address space and the extents in it to a list of moves. An extent may move
 to a place that overlaps its old one: its blocks are then to be copied from the side towards which it moves.
 """
 
@@ -17,8 +17,8 @@ Moves = list[tuple[str, int]]
 
 
 def pack(space: Extents, extents: Mapping[str, Hole], place: Fit) -> Moves:
-    """Slide all extents down as far as they go."""
-    return _slide(space.copy(), extents, place, lambda _: False)
+    """Slide all extents down as far as they go. Changes `space` alone: give it a copy."""
+    return _slide(space, extents, place, lambda _: False)
 
 
 def gather(space: Extents, extents: Mapping[str, Hole], place: Fit, size: int) -> Moves | None:
