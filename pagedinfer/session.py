@@ -8,7 +8,7 @@ session.view()            # step, play and scrub in the browser
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.engine import Engine
@@ -17,6 +17,9 @@ from pagedinfer.engine.output import RequestOutput
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
+
+if TYPE_CHECKING:
+    from pagedinfer.runner.taps import Tap
 
 __all__ = ["Session"]
 
@@ -107,8 +110,20 @@ class Session:
         self._views.add(view)
         return view
 
+    def tap(self, **options: Any) -> Tap:
+        """Watch attention and sampling from now on; `options` are those of `runner.taps.Tap`.
+
+        Raises:
+            ConfigError: the engine's runner has no tensors, or no such layer or head.
+        """
+        from pagedinfer.runner.taps import Tap
+
+        tap = Tap(**options).attach(self.engine.runner)
+        self._views.add(tap)
+        return tap
+
     def close(self) -> None:
-        """Stop recording and detach the views. The engine lives on. Harmless when called twice."""
+        """Stop recording and detach views and taps. The engine lives on. Harmless when called twice."""
         self._recorder.stop()
         for view in list(self._views):
             view.close()

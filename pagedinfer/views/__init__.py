@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.trace.recording import Recording
+from pagedinfer.views.attention import AttentionView, attention_svg
 from pagedinfer.views.blocks import block_map_svg
 from pagedinfer.views.export import export_html
 from pagedinfer.views.memory import memory_svg
 from pagedinfer.views.picture import PANES, describe, picture_svg
 from pagedinfer.views.png import block_map_png
+from pagedinfer.views.sampling import SamplingView, sampling_svg
 from pagedinfer.views.static_view import StaticView
 from pagedinfer.views.timeline import timeline_svg
 
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PANES",
+    "AttentionView",
     "EngineView",
+    "SamplingView",
     "StaticView",
+    "attention_svg",
     "batch_timeline",
     "block_map",
     "block_map_png",
@@ -35,6 +40,7 @@ __all__ = [
     "memory_chart",
     "memory_svg",
     "picture_svg",
+    "sampling_svg",
     "timeline_svg",
 ]
 
