@@ -18,7 +18,7 @@ from pagedinfer.memory.contiguous import STRATEGIES, ContiguousAllocator
 from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.ops import BlockOp
 from pagedinfer.trace.bus import EventBus
-from pagedinfer.trace.events import Alloc, Compact, Error, Free, Move, Refuse, Resize, Trim
+from pagedinfer.trace.events import Alloc, Error, Free, Move, Refuse, Resize, Trim
 
 
 def make(strategy, num_blocks, block_size=4, max_model_len=32, **options):
@@ -31,6 +31,21 @@ def make(strategy, num_blocks, block_size=4, max_model_len=32, **options):
 def told(events):
     """Events without the stamps of a bus."""
     return [(event.kind, *(getattr(event, name) for name in event.__slots__)) for event in events]
+
+
+def compact(blocks, why="a lesson"):
+    """What an engine does: the copies first, then the books."""
+    before, ops = blocks.snapshot(), blocks.plan_compact()
+    assert blocks.snapshot() == before
+    blocks.compact(ops, why)
+    return ops
+
+
+def resize(blocks, num_blocks):
+    before, ops = blocks.snapshot(), blocks.plan_resize(num_blocks)
+    assert blocks.snapshot() == before
+    blocks.resize(num_blocks, ops)
+    return ops
 
 
 def hold(blocks, *sizes):
@@ -94,11 +109,11 @@ def test_next_fit_goes_on_behind_the_last_one_placed():
     blocks, _ = make("next-fit", 10)
     hold(blocks, 2, 3, 1)  # a 0-1, b 2-4, c 5
     blocks.free("a", "finish")
-    assert blocks.snapshot()["last_placed"] == 6
+    assert blocks._last == 6
     assert blocks.allocate("d", 8) == (6, 7)
     assert blocks.allocate("e", 8) == (8, 9)
     assert blocks.allocate("f", 8) == (0, 1)  # around
-    assert blocks.snapshot()["last_placed"] == 2
+    assert blocks._last == 2
 
 
 def test_exact_reservation_covers_prompt_and_max_tokens():
@@ -250,10 +265,12 @@ def test_a_move_copies_only_what_may_hold_tokens():
     blocks.allocate("b", 3)
     blocks.allocate("b", 9)
     blocks.free("a", "finish")
-    assert blocks.compact("a lesson") == [BlockOp("move", ((5, 0), (6, 1), (7, 2)))]
+    assert compact(blocks) == [BlockOp("move", ((5, 0), (6, 1), (7, 2)))]
     pairs = tuple((i + 5, i) for i in range(5))
-    assert told(events)[-2:] == told([Compact("a lesson"), Move("b", 0, pairs, "compaction: a lesson")])
-    assert blocks.compact() == []
+    assert told(events)[-2:] == told(
+        [Free("a", (4, 3, 2, 1, 0), "finish"), Move("b", 0, pairs, "compaction: a lesson")]
+    )
+    assert compact(blocks) == []
     assert blocks.holes == [(5, 11)]
 
 
@@ -262,20 +279,21 @@ def test_resize_moves_extents_out_of_what_goes_away():
     hold(blocks, 2, 3, 2, 3)  # a 0-1, b 2-4, c 5-6, d 7-9
     blocks.free("b", "finish")
     del events[:]
-    assert blocks.resize(14) == []
+    assert resize(blocks, 14) == []
     assert blocks.holes == [(2, 3), (10, 4)]
-    assert blocks.resize(8) == [BlockOp("move", ((7, 2), (8, 3), (9, 4)))]
+    assert resize(blocks, 8) == [BlockOp("move", ((7, 2), (8, 3), (9, 4)))]
     assert (blocks.num_blocks, blocks.holes) == (8, [(7, 1)])
-    with pytest.raises(ConfigError) as caught:
-        blocks.resize(6)
+    with pytest.raises(OutOfBlocks) as caught:
+        blocks.plan_resize(6)
+    assert (caught.value.needed, caught.value.free) == (7, 6)
     assert str(caught.value) == (
         "The pool cannot shrink from 8 to 6 blocks: 7 are held by 3 requests (best-fit), which do not fit. "
         "Wait until some end, or preempt them."
     )
-    with pytest.raises(ConfigError, match="num_blocks is 0"):
-        blocks.resize(0)
+    with pytest.raises(AssertionError, match="the books need"):
+        blocks.resize(7, [BlockOp("move", ((1, 7),))])
     why = "the pool shrinks to 8 blocks"
-    assert told(events) == told([Resize(14), Move("d", 0, ((7, 2), (8, 3), (9, 4)), why), Resize(8)])
+    assert told(events) == told([Move("d", 0, ((7, 2), (8, 3), (9, 4)), why)])
     assert blocks.why_never(36, 36) == (
         "36 tokens (prompt and max_tokens) need 9 blocks of 4 in a row, the whole pool has 8"
     )
@@ -427,7 +445,7 @@ def test_compaction_never_costs_the_largest_piece_of_a_buddy_system():
     hold(blocks, 8, 1)
     blocks.free("a", "finish")
     assert (blocks.table("b"), blocks.largest_hole) == ([8], 8)
-    assert blocks.compact() == []
+    assert compact(blocks) == []
     assert blocks.largest_hole == 8
 
 
@@ -492,8 +510,8 @@ class Pool:
         self.blocks = self.blocks[:num_blocks] + [[None] * self.size for _ in range(more)]
 
 
-def fold(events, num_blocks, next_fit):
-    """The snapshot that the events alone give."""
+def fold(events, num_blocks):
+    """The snapshot that the events alone give, and where the last extent that was placed ends."""
     tables, last = {}, 0
     for event in events:
         match event:
@@ -515,8 +533,7 @@ def fold(events, num_blocks, next_fit):
                 num_blocks = event.num_blocks
     held = {str(block_id): 1 for table in tables.values() for block_id in table}
     free = [block_id for block_id in range(num_blocks) if str(block_id) not in held]
-    data = {"block_tables": tables, "ref_counts": held, "free": free}
-    return {**data, "last_placed": last} if next_fit else data
+    return {"block_tables": tables, "ref_counts": held, "free": free}, last
 
 
 class ContiguousMachine(RuleBasedStateMachine):
@@ -647,7 +664,8 @@ class ContiguousMachine(RuleBasedStateMachine):
         self.blocks.journal = Journal()
         model = dict(self.written), dict(self.total), dict(self.lives)
         pool = [list(block) for block in self.pool.blocks]
-        self.saved = (self.blocks.snapshot(), dict(self.blocks._num_filled), len(self.events), model, pool)
+        books = self.blocks.snapshot(), self.blocks._last, dict(self.blocks._num_filled)
+        self.saved = (books, len(self.events), model, pool)
         self.ops, self.given_up = [], False
 
     @precondition(lambda self: self.saved is not None)
@@ -655,10 +673,9 @@ class ContiguousMachine(RuleBasedStateMachine):
     def close_journal(self, end):
         journal, self.blocks.journal = self.blocks.journal, None
         if end != "commit":
-            snapshot, filled, num_events, model, pool = self.saved
+            books, num_events, model, pool = self.saved
             journal.undo()
-            assert self.blocks.snapshot() == snapshot
-            assert self.blocks._num_filled == filled
+            assert (self.blocks.snapshot(), self.blocks._last, self.blocks._num_filled) == books
             self.written, self.total, self.lives = model
             del self.events[num_events:]
             if end == "cancel" or self.given_up:  # blocks given up may have been written to
@@ -677,7 +694,7 @@ class ContiguousMachine(RuleBasedStateMachine):
 
     def compact(self):
         before = self.blocks.largest_hole
-        self._run(self.blocks.compact())
+        self._run(compact(self.blocks))
         assert self.blocks.largest_hole >= before
         if not self.blocks.strategy.buddy:
             assert len(self.blocks.holes) <= 1
@@ -686,13 +703,14 @@ class ContiguousMachine(RuleBasedStateMachine):
         before = self.blocks.snapshot()
         held = self.blocks.num_blocks - self.blocks.num_free
         try:
-            ops = self.blocks.resize(num_blocks)
-        except ConfigError:
+            ops = resize(self.blocks, num_blocks)
+        except OutOfBlocks:
             assert self.blocks.snapshot() == before
             assert held > num_blocks or self.blocks.strategy.buddy
         else:
             self.pool.run(ops)
             self.pool.resize(num_blocks)
+            self.events.append(Resize(num_blocks))
             assert self.blocks.num_blocks == num_blocks >= held
 
     @invariant()
@@ -708,8 +726,7 @@ class ContiguousMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "blocks"):
             return
-        next_fit = self.blocks.name == "next-fit"
-        assert fold(self.events, self.first_size, next_fit) == self.blocks.snapshot()
+        assert fold(self.events, self.first_size) == (self.blocks.snapshot(), self.blocks._last)
         for rid in list(self.written):
             self.blocks.free(rid, "finish")
         assert self.blocks.holes == [(0, self.blocks.num_blocks)]

@@ -157,7 +157,7 @@ def test_reuse_and_eviction():
     events = [
         *_plan(1, ev.Alloc("a", 0, 0, (0, 1))),
         *_at(2, ev.Cache("a", (0, 1), (7, 8), -1), ev.Free("a", (1, 0), "finish")),
-        *_plan(5, ev.Hit("b", 4, ""), ev.Share("b", 0, 0, (0,)), ev.Evict((1,), ""), ev.Alloc("b", 0, 1, (1,))),
+        *_plan(5, ev.Hit("b", 4, ""), ev.Share("b", 0, 0, (0,), 4), ev.Evict((1,), ""), ev.Alloc("b", 0, 1, (1,))),
         *_at(9, ev.Free("b", (1, 0), "finish")),
         *_at(12, ev.Reset((0,), "asked for")),
     ]  # fmt: skip
@@ -168,7 +168,7 @@ def test_a_block_shared_while_in_use_was_never_idle():
     events = [
         *_plan(1, ev.Alloc("a", 0, 0, (0,))),
         *_at(1, ev.Cache("a", (0,), (7,), -1)),
-        *_plan(3, ev.Share("b", 0, 0, (0,))),
+        *_plan(3, ev.Share("b", 0, 0, (0,), 4)),
         *_at(4, ev.Free("a", (), "finish")),
         *_at(5, ev.Free("b", (0,), "finish")),
         *_plan(8, ev.Evict((0,), "")),

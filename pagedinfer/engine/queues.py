@@ -94,7 +94,7 @@ class Queues:
         self.host.free(slots)
         request.status = Status.RUNNING
         insort(self.running, request, key=by_arrival)
-        pairs = tuple(zip(slots, self._blocks.table(rid), strict=True))
+        pairs = tuple(zip(slots, self._blocks.table(rid)[: len(slots)], strict=True))
         self._blocks.ops.append(BlockOp("swap_in", pairs))
         if self._blocks.journal is not None:
             self._blocks.journal.record(lambda: self._unswap_in(request, slots))

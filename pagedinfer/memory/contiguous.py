@@ -26,7 +26,7 @@ class ContiguousAllocator(ExtentTables):
     """Hands out extents: the contiguous `KVAllocator`. Each method does all of its work or nothing.
 
     A request that outgrows its extent takes the free blocks behind it; where they are taken it moves to a hole that is
-    large enough. A move replaces the request's table and never changes the list: an open plan keeps the one it knows.
+    large enough.
 
     Attributes:
         name, strategy, reservation: how much to reserve, and where.
@@ -35,7 +35,10 @@ class ContiguousAllocator(ExtentTables):
         journal: where inverses of changes go while a plan is being made; None outside.
         refuse_calls: fault injection: numbers of `allocate` calls (counted from 0) that are refused.
         num_calls: `allocate` calls so far that asked for at least one block.
+        can_share: False: no two extents overlap.
     """
+
+    can_share = False
 
     def __init__(
         self,
@@ -123,18 +126,49 @@ class ContiguousAllocator(ExtentTables):
         """Nothing: no two extents overlap."""
         return 0, "contiguous memory shares nothing"
 
-    def publish(self, rid: str, keys: Sequence[BlockKey], num_tokens: int) -> None:
+    def publish(
+        self,
+        rid: str,
+        keys: Sequence[BlockKey],
+        num_tokens: int,
+        retain: Sequence[tuple[int, int, int, float]] = (),
+    ) -> None:
         """Nothing: nobody could share the blocks."""
+
+    def fork(self, parent: str, rid: str, num_tokens: int) -> None:
+        """Never called: `can_share` is False."""
+        raise AssertionError("contiguous memory shares nothing")
+
+    def group_tables(self, rid: str) -> Sequence[list[int]]:
+        """None: models with sliding-window groups need paged memory."""
+        return ()
+
+    def expire(self, now: float) -> None:
+        """Nothing: nothing is cached."""
+
+    def release_pins(self) -> bool:
+        """False: nothing is pinned."""
+        return False
+
+    def reset_prefix_cache(self, why: str) -> bool:
+        """Nothing is cached; False all the same while any block is in use, as for paged memory."""
+        return self.num_free == self.num_blocks
 
     # -- changes ------------------------------------------------------------------------------------------------
 
     def allocate(
-        self, rid: str, num_tokens: int, *, start: int | None = None, max_total_tokens: int | None = None
+        self,
+        rid: str,
+        num_tokens: int,
+        *,
+        start: int | None = None,
+        max_total_tokens: int | None = None,
+        asked: bool = False,
     ) -> tuple[int, ...]:
         """Make the request's extent cover `num_tokens` tokens. Returns the blocks added at its end.
 
         A request without an extent gets what the strategy reserves. To be called before each step that writes tokens:
-        what is covered is what moves copy.
+        what is covered is what moves copy. `asked`: `ask` was called for it.
 
         Raises:
             OutOfBlocks: no hole is large enough (or the call was refused by fault injection).
@@ -145,7 +179,8 @@ class ContiguousAllocator(ExtentTables):
             size = self.reservation.size(num_tokens, max_total_tokens)
         new: tuple[int, ...] = ()
         if size > held:
-            self._refuse_if_told(size - held)
+            if not asked:
+                self.ask(size - held)
             first = self._make_growable(rid, size) if held else self._find(rid, size)
             new = self._extend(rid, first, size - held)
         self._fill(rid, self.blocks_for(num_tokens))
@@ -183,7 +218,12 @@ class ContiguousAllocator(ExtentTables):
         if self.strategy.reserves == "known":
             self._cut(rid, self.blocks_for(num_tokens))
 
-    def _refuse_if_told(self, needed: int) -> None:
+    def ask(self, needed: int) -> None:
+        """Count a call that wants `needed` blocks; fault injection may refuse it.
+
+        Raises:
+            OutOfBlocks: refused.
+        """
         call = self.num_calls
         self.num_calls += 1
         if call in self.refuse_calls:
@@ -198,56 +238,60 @@ class ContiguousAllocator(ExtentTables):
 
     # -- the whole pool, between steps ----------------------------------------------------------------------------
 
-    def compact(self, why: str = "asked for") -> list[BlockOp]:
-        """Slide all extents down, so that what is free is one hole. Returns the copies to make; no plan may be open.
+    def plan_compact(self) -> list[BlockOp]:
+        """The copies that slide all extents down, so that what is free is one hole."""
+        return self._ops_of(self._packing())
 
-        Buddies stay where they are when that would cost the largest piece: in a pool that is no power of two a small
-        extent may slide into it.
+    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
+        """The runner has run what `plan_compact` asked for: take the new places."""
+        self._take_places(self._packing(), ops, f"compaction: {why}")
+
+    def _packing(self) -> sliding.Moves:
+        """No moves when they would cost the largest piece of a buddy system.
+
+        They may in a pool that is no power of two: a small extent slides into it.
         """
-        assert self.journal is None and not self._ops, (
-            "a plan is being made, or its block operations are left"
-        )
-        if self._bus.subs:
-            self._bus.emit(ev.Compact(why))
         after = self._space.copy()
         moves = sliding.pack(after, self._extents(), self._lowest)
-        if self._largest(after) >= self.largest_hole:
-            self._apply(moves, f"compaction: {why}")
-        return self.take_ops()
+        return moves if self._largest(after) >= self.largest_hole else []
 
-    def resize(self, num_blocks: int) -> list[BlockOp]:
-        """Change the pool to `num_blocks` blocks. Returns the copies to make first; no plan may be open.
+    def plan_resize(self, num_blocks: int) -> list[BlockOp]:
+        """The copies that a pool of `num_blocks` blocks needs first.
 
         Extents that reach into the part that goes away move into holes, or all slide down where that is not enough.
 
         Raises:
-            ConfigError: `num_blocks` is below 1, or the extents do not fit in them. Nothing was changed.
+            OutOfBlocks: the extents do not fit.
         """
-        assert self.journal is None and not self._ops, (
-            "a plan is being made, or its block operations are left"
-        )
-        if num_blocks < 1:
-            raise ConfigError(f"num_blocks is {num_blocks}; a pool has at least 1 block.")
-        moves = sliding.fit_below(self._space, self._extents(), self._lowest, num_blocks)
-        if moves is None:
-            raise ConfigError(
-                f"The pool cannot shrink from {self.num_blocks} to {count(num_blocks, 'block')}: "
-                f"{self.num_blocks - self.num_free} are held by {count(len(self._tables), 'request')} "
-                f"({self.name}), which do not fit. Wait until some end, or preempt them."
-            )
-        self._apply(moves, f"the pool shrinks to {count(num_blocks, 'block')}")
+        return self._ops_of(self._moves_below(num_blocks))
+
+    def resize(self, num_blocks: int, ops: Sequence[BlockOp]) -> None:
+        """The runner has run what `plan_resize` asked for: take the new places and the new size."""
+        moves = self._moves_below(num_blocks)
+        self._take_places(moves, ops, f"the pool shrinks to {count(num_blocks, 'block')}")
         self._space.resize(num_blocks)
         self.num_blocks = num_blocks
-        if self._bus.subs:
-            self._bus.emit(ev.Resize(num_blocks))
-        return self.take_ops()
+
+    def _moves_below(self, num_blocks: int) -> sliding.Moves:
+        moves = sliding.fit_below(self._space, self._extents(), self._lowest, num_blocks)
+        if moves is None:
+            held = self.num_blocks - self.num_free
+            raise OutOfBlocks(
+                held,
+                num_blocks,
+                f"The pool cannot shrink from {self.num_blocks} to {count(num_blocks, 'block')}: {held} are held by "
+                f"{count(len(self._tables), 'request')} ({self.name}), which do not fit. Wait until some end, or "
+                "preempt them.",
+            )
+        return moves
+
+    def _take_places(self, moves: sliding.Moves, ops: Sequence[BlockOp], why: str) -> None:
+        assert self.journal is None and not self.ops, "a plan is being made, or its block operations are left"
+        self._apply(moves, why)
+        done = self.take_ops()
+        assert done == list(ops), f"the runner ran {list(ops)}, the books need {done}"
 
     # -- whole state --------------------------------------------------------------------------------------------
-
-    def snapshot(self) -> dict[str, object]:
-        """Tables, ref counts above 0 and the free blocks by address, as plain data; for next-fit also its pointer."""
-        data = super().snapshot()
-        return {**data, "last_placed": self._last} if self.strategy.fit is ex.next_fit else data
 
     def check(self) -> None:
         """Assert every invariant of the pool; in a buddy system extents are powers of two at multiples of them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagedinfer.memory.extents import Extents, Hole
 from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.ops import BlockOp
@@ -22,6 +24,7 @@ class ExtentTables:
         num_blocks: physical blocks in the pool.
         block_size: tokens per block.
         journal: where inverses of changes go while a plan is being made; None outside.
+        ops: block operations asked for since the last `take_ops`.
     """
 
     def __init__(self, num_blocks: int, block_size: int, bus: EventBus) -> None:
@@ -33,7 +36,9 @@ class ExtentTables:
         self._last = 0  # end of the extent that was placed last, for next-fit
         self._tables: dict[str, list[int]] = {}
         self._num_filled: dict[str, int] = {}  # blocks of each table that may hold tokens: what a move copies
-        self._ops: list[BlockOp] = []
+        self.ops: list[BlockOp] = []
+        self._given_up: set[int] = set()  # freed since the plan began
+        self._overwritten: list[int] = []
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -68,6 +73,10 @@ class ExtentTables:
         """1 for a block in an extent, 0 for a free one."""
         return 0 if self._space.free_from(block_id) else 1
 
+    def num_freed_with(self, rid: str) -> int:
+        """Blocks that nobody else holds: all of the request's extent."""
+        return len(self._tables.get(rid, ()))
+
     def _extents(self) -> dict[str, Hole]:
         """Each request's extent: (first block, number of blocks)."""
         return {rid: (table[0], len(table)) for rid, table in self._tables.items()}
@@ -80,6 +89,7 @@ class ExtentTables:
         table = self._tables.setdefault(rid, [])
         logical, last = len(table), self._last
         self._space.take(first, size)
+        self._note_overwritten(new)
         table.extend(new)
         if not logical:
             self._num_filled[rid], self._last = 0, first + size
@@ -116,19 +126,31 @@ class ExtentTables:
         self._space.give(first, size)
         self._space.take(to, size)
         new = self._tables[rid] = list(range(to, to + size))
-        pairs = list(zip(old, new, strict=True))
-        filled = pairs[: self._num_filled.get(rid, 0)]
-        op = BlockOp("move", tuple(filled if to < first else reversed(filled)))
+        self._note_overwritten(new)
+        op = self._copies(rid, first, to)
         if op.pairs:
-            self._ops.append(op)
+            self.ops.append(op)
         if self.journal is not None:
             self.journal.record(lambda: self._unmove(rid, old, new, op))
         if self._bus.subs:
-            self._bus.emit(ev.Move(rid, 0, tuple(pairs), why))
+            self._bus.emit(ev.Move(rid, 0, tuple(zip(old, new, strict=True)), why))
+
+    def _copies(self, rid: str, first: int, to: int) -> BlockOp:
+        """The copies of a move: what may hold tokens, from the side towards which it goes."""
+        pairs = [(first + i, to + i) for i in range(self._num_filled[rid])]
+        return BlockOp("move", tuple(pairs if to < first else reversed(pairs)))
+
+    def _ops_of(self, moves: Moves) -> list[BlockOp]:
+        """The copies of moves that are not made yet."""
+        at, ops = {rid: table[0] for rid, table in self._tables.items()}, []
+        for rid, to in moves:
+            ops.append(self._copies(rid, at[rid], to))
+            at[rid] = to
+        return [op for op in ops if op.pairs]
 
     def _unmove(self, rid: str, old: list[int], new: list[int], op: BlockOp) -> None:
-        if self._ops and self._ops[-1] is op:
-            self._ops.pop()
+        if self.ops and self.ops[-1] is op:
+            self.ops.pop()
         if self._tables.get(rid) is new:  # otherwise it ended while the plan was open
             size = len(new)  # less when guessed tokens were given back meanwhile
             self._space.give(new[0], size)
@@ -145,6 +167,7 @@ class ExtentTables:
         filled = self._num_filled[rid]
         del table[keep:]
         self._space.give(gone[0], len(gone))
+        self._note_given_up(gone)
         self._num_filled[rid] = min(filled, keep)
         if not table:
             del self._tables[rid], self._num_filled[rid]
@@ -166,6 +189,7 @@ class ExtentTables:
         filled = self._num_filled.pop(rid)
         self._space.give(table[0], len(table))
         freed = tuple(reversed(table))
+        self._note_given_up(freed)
         if self.journal is not None:
             self.journal.record(lambda: self._unfree(rid, table, filled))
         if self._bus.subs:
@@ -176,11 +200,28 @@ class ExtentTables:
         self._space.take(table[0], len(table))
         self._tables[rid], self._num_filled[rid] = table, filled
 
+    # -- what a cancel wants back -------------------------------------------------------------------------------
+
+    def _note_given_up(self, block_ids: Sequence[int]) -> None:
+        if self.journal is not None:
+            self._given_up.update(block_ids)
+
+    def _note_overwritten(self, block_ids: Sequence[int]) -> None:
+        """These blocks get other contents; a move's source is none of them, its inverse fills it again."""
+        if self._given_up:
+            self._overwritten += [block_id for block_id in block_ids if block_id in self._given_up]
+
+    def take_overwritten(self) -> list[int]:
+        """Blocks that the plan just made hands out though a cancel would want their contents back."""
+        overwritten, self._overwritten = self._overwritten, []
+        self._given_up.clear()
+        return overwritten
+
     # -- whole state --------------------------------------------------------------------------------------------
 
     def take_ops(self) -> list[BlockOp]:
         """The block operations asked for since the last call, in order."""
-        ops, self._ops = self._ops, []
+        ops, self.ops = self.ops, []
         return ops
 
     def snapshot(self) -> dict[str, object]:
