@@ -286,6 +286,7 @@ class Planner:
         before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
         if request.num_cached_tokens < 0:
             request.num_cached_tokens, request.cache_note = (0 if parent is not None else cached), note
+            self._queues.count_look_up(request, parent is None, opened.journal)
         request.num_computed_tokens, request.publish_at = cached, 0
         opened.journal.record(lambda: _restore(request, before))
         return cached
