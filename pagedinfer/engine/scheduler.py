@@ -80,6 +80,8 @@ class Scheduler:
         planner: fills plans.
         caches: whether there is a prefix cache.
         step: number of the last plan. now: its time.
+        ending: requests that end as soon as the plans that work on them close: (finish reason, sentence).
+        served: tokens computed for each named tenant.
         is_changing: whether the books are half written; only code that interrupts this thread can see True.
     """
 
@@ -102,7 +104,7 @@ class Scheduler:
         self.caches = config.enable_prefix_caching and config.allocator == "paged"
         self.planner = Planner(self)
         self._open: list[OpenPlan] = []
-        self._ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
+        self.ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -123,10 +125,6 @@ class Scheduler:
     def open_plans(self) -> Sequence[OpenPlan]:
         """Plans that are neither committed nor cancelled, oldest first."""
         return self._open
-
-    def is_ending(self, request_id: str) -> bool:
-        """Whether a request ends as soon as the plans that work on it close."""
-        return request_id in self._ending
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -202,12 +200,12 @@ class Scheduler:
         with self._change():
             if self.bus.subs:
                 self.bus.emit(ev.Abort(request_id, why))
-            self._ending.setdefault(request_id, ("abort", why))
+            self.ending.setdefault(request_id, ("abort", why))
             return self._end([])
 
     def overdue(self, now: float) -> list[str]:
         """Take the ids of the requests whose time is up; each is named once, for the caller to abort."""
-        return [rid for rid in self.queues.overdue(now) if rid not in self._ending]
+        return [rid for rid in self.queues.overdue(now) if rid not in self.ending]
 
     def preempt(self, request_id: str, why: str, mode: str = "recompute") -> None:
         """Preempt a running request from outside (fault injection, teaching); refused while a plan is open.
@@ -304,10 +302,10 @@ class Scheduler:
                     request.publish_at = (written // size + 1) * size
                 updates.append(Update(request, new))
                 if rid in ends or request.num_tokens - request.num_prompt_tokens >= request.max_tokens:
-                    self._ending.setdefault(rid, ends.get(rid) or _length_end(request))
+                    self.ending.setdefault(rid, ends.get(rid) or _length_end(request))
             for rid, why in plan.exhausted.items():
                 updates.append(Update(self.requests[rid]))
-                self._ending.setdefault(rid, ("length", why))
+                self.ending.setdefault(rid, ("length", why))
             self._end(updates)
             self.bus.step = self.step
             return updates
@@ -349,11 +347,11 @@ class Scheduler:
 
     def _end(self, updates: list[Update]) -> list[Update]:
         """End what has to end, except requests that a still open plan works on: they end when it closes."""
-        if not self._ending:
+        if not self.ending:
             return updates
         by_id = {update.request.request_id: update for update in updates}
-        for rid in [r for r in self._ending if not any(r in opened.touched for opened in self._open)]:
-            request, (reason, detail) = self.requests[rid], self._ending.pop(rid)
+        for rid in [r for r in self.ending if not any(r in opened.touched for opened in self._open)]:
+            request, (reason, detail) = self.requests[rid], self.ending.pop(rid)
             self.queues.end(request, reason, detail)
             if rid not in by_id:
                 updates.append(by_id.setdefault(rid, Update(request)))

@@ -57,6 +57,8 @@ class BlockManager:
         self._slides = any(window is not None for window in self.windows)
         self._bus = bus
         self._tables: list[dict[str, list[int]]] = [{} for _ in self.windows]
+        self.tables = self._tables[0]
+        self._forked: set[str] = set()  # whose last block others may hold too
         self._num_published: dict[str, int] = {}
         self.ops: list[BlockOp] = []
 
@@ -89,6 +91,10 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
         return -(-num_tokens // self.block_size)
+
+    def is_covered(self, rid: str, position: int) -> bool:
+        """Whether `position` can be written without any change of tables: in the middle of a block of its own."""
+        return bool(position % self.block_size) and rid not in self._forked and not self._slides
 
     def num_missing(self, rid: str, num_tokens: int) -> int:
         """Blocks to add, over all groups, so that the request's tables cover `num_tokens` tokens."""
@@ -171,6 +177,7 @@ class BlockManager:
         rows = [tables[parent][: self.blocks_for(num_tokens)] for tables in self._tables]
         published = min(self._num_published.get(parent, 0), num_tokens // self.block_size)
         self._share(rid, rows, published, num_tokens)
+        self._forked |= {parent, rid}
 
     def _share(self, rid: str, rows: Sequence[list[int]], num_published: int, num_tokens: int) -> None:
         """The request's tables begin with these blocks, which hold their tokens already."""
@@ -269,6 +276,8 @@ class BlockManager:
         """
         held = [tables.pop(rid, []) for tables in self._tables]
         published = self._num_published.pop(rid, None)
+        if self.journal is None:
+            self._forked.discard(rid)
         if not any(held):
             return ()
         if self.journal is not None:

@@ -21,8 +21,9 @@ from pagedinfer.trace.events import (
     event_from_dict,
     json_line,
 )
+from pagedinfer.trace.perfetto import to_perfetto
 from pagedinfer.trace.replay import State
-from pagedinfer.trace.tables import Table, block_table, request_table, step_table
+from pagedinfer.trace.tables import Table, block_table, event_table, request_table, step_table
 from pagedinfer.trace.watch import Stop, Watch
 
 __all__ = ["Recording", "RecordingError"]
@@ -193,6 +194,10 @@ class Recording:
         """One row an allocation: block, request, step it was taken and given back, and why."""
         return block_table(self)
 
+    def events_table(self) -> Table:
+        """One row an event: its number, step, wall time, kind and request, and its other fields as JSON."""
+        return event_table(self)
+
     # -- files --------------------------------------------------------------------------------------------------
 
     def to_jsonl(self, *, wall: bool = True) -> str:
@@ -201,11 +206,11 @@ class Recording:
 
     def save(self, path: str | PathLike[str], *, wall: bool = True) -> Path:
         """Write JSON lines to `path`, whole or not at all."""
-        target = Path(path)
-        partial = target.with_name(target.name + ".part")
-        partial.write_text(self.to_jsonl(wall=wall), encoding="utf-8")
-        partial.replace(target)
-        return target
+        return _write(path, self.to_jsonl(wall=wall).encode())
+
+    def to_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Write a Perfetto trace to `path`, whole or not at all; what is in it: `pagedinfer.trace.perfetto`."""
+        return _write(path, to_perfetto(self))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Recording:
@@ -258,6 +263,15 @@ class Recording:
     def _repr_html_(self) -> str:
         config = ", ".join(f"{name}={value}" for name, value in self.config.items())
         return f"<p>{escape(f'{self!r}; {config}')}</p>{self.requests._repr_html_()}"
+
+
+def _write(path: str | PathLike[str], data: bytes) -> Path:
+    """Write a file whole or not at all."""
+    target = Path(path)
+    partial = target.with_name(target.name + ".part")
+    partial.write_bytes(data)
+    partial.replace(target)
+    return target
 
 
 def _refuse_constant(name: str) -> float:

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pagedinfer.trace import data_frames
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import Life, kept_events, lives
 
 if TYPE_CHECKING:
     from pagedinfer.trace.recording import Recording
 
-__all__ = ["Table", "block_table", "request_table", "step_table"]
+__all__ = ["Table", "block_table", "event_table", "request_table", "step_table"]
 
 MAX_SHOWN_ROWS = 20
 
+FLOATS = ("now", "t", "kv_usage", "kv_waste", "tpot_steps", "ttft_s", "tpot_s")
+TEXTS = ("request", "finish_reason", "why", "kind", "fields")
+TYPES: dict[str, type] = {**dict.fromkeys(FLOATS, float), **dict.fromkeys(TEXTS, str)}
+"""Types that a recording's values may not show: nothing there yet, or only whole numbers. The others show theirs."""
+
 
 class Table(Mapping[str, list[Any]]):
-    """Columns by name. `len` is the number of rows; iterate `rows()` for dicts; `pandas.DataFrame(table)` works."""
+    """Columns by name. `len` is the number of rows; iterate `rows()` for dicts.
 
-    def __init__(self, columns: dict[str, list[Any]]) -> None:
+    For other tools: `to_pandas`, `to_polars`, `to_parquet` (extra "tables"), `to_csv`. A column's type is the same in
+    all of them: see `pagedinfer.trace.data_frames`.
+
+    Attributes:
+        types: int, float or str by column name.
+    """
+
+    def __init__(self, columns: dict[str, list[Any]], types: Mapping[str, type] | None = None) -> None:
         self._columns = columns
+        self.types = data_frames.column_types(columns, types or {})
 
     def __getitem__(self, name: str) -> list[Any]:
         return self._columns[name]
@@ -40,6 +56,38 @@ class Table(Mapping[str, list[Any]]):
         """One dict a row."""
         for values in zip(*self._columns.values(), strict=True):
             yield dict(zip(self._columns, values, strict=True))
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame`.
+
+        Raises:
+            ConfigError: pandas is not installed (extra "tables").
+        """
+        return data_frames.pandas_frame(self._columns, self.types)
+
+    def to_polars(self) -> Any:
+        """A `polars.DataFrame`.
+
+        Raises:
+            ConfigError: polars is not installed (extra "tables").
+        """
+        return data_frames.polars_frame(self._columns, self.types)
+
+    def to_parquet(self, path: str | PathLike[str]) -> Path:
+        """Write a Parquet file and return its path.
+
+        Raises:
+            ConfigError: pyarrow is not installed (extra "tables").
+        """
+        table, parquet = data_frames.arrow_table(self._columns, self.types)
+        parquet.write_table(table, path)
+        return Path(path)
+
+    def to_csv(self, path: str | PathLike[str]) -> Path:
+        """Write comma-separated values (UTF-8, a line of names first) and return the path."""
+        target = Path(path)
+        target.write_text(data_frames.csv_text(self._columns), encoding="utf-8", errors="backslashreplace")
+        return target
 
     def __repr__(self) -> str:
         rows = [[_cell(v) for v in row.values()] for row in self.rows()]
@@ -68,7 +116,7 @@ def _cell(value: Any) -> str:
 
 
 def _columns(rows: list[dict[str, Any]], names: list[str]) -> Table:
-    return Table({name: [row[name] for row in rows] for name in names})
+    return Table({name: [row[name] for row in rows] for name in names}, TYPES)
 
 
 def step_table(recording: Recording) -> Table:
@@ -138,3 +186,14 @@ def block_table(recording: Recording) -> Table:
                 if row := held.pop(block_id, {}):
                     row |= {"freed": event.step, "why": event.why}
     return _columns(rows, names)
+
+
+def event_table(recording: Recording) -> Table:
+    """One row an event. `request` is None where it is about none; `fields` holds its own fields as JSON."""
+    rows = []
+    for event in recording.events:
+        own = event.to_dict(wall=False)
+        number, step, kind = own.pop("seq"), own.pop("step"), own.pop("kind")
+        row = {"seq": number, "step": step, "t": event.t, "kind": kind, "request": own.pop("rid", None)}
+        rows.append(row | {"fields": ev.json_line(own)})
+    return _columns(rows, ["seq", "step", "t", "kind", "request", "fields"])
