@@ -25,6 +25,7 @@ class ExtentTables:
         block_size: tokens per block.
         journal: where inverses of changes go while a plan is being made; None outside.
         ops: block operations asked for since the last `take_ops`.
+        tables: the block tables by request id; read-only.
     """
 
     def __init__(self, num_blocks: int, block_size: int, bus: EventBus) -> None:
@@ -35,6 +36,7 @@ class ExtentTables:
         self._space = Extents(num_blocks)
         self._last = 0  # end of the extent that was placed last, for next-fit
         self._tables: dict[str, list[int]] = {}
+        self.tables = self._tables
         self._num_filled: dict[str, int] = {}  # blocks of each table that may hold tokens: what a move copies
         self.ops: list[BlockOp] = []
         self._given_up: set[int] = set()  # freed since the plan began
@@ -60,6 +62,10 @@ class ExtentTables:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
         return -(-num_tokens // self.block_size)
+
+    def is_covered(self, rid: str, position: int) -> bool:
+        """False: `allocate` must hear of every position, so that moves know what to copy."""
+        return False
 
     def num_missing(self, rid: str, num_tokens: int) -> int:
         """Blocks to add so that the request's extent covers `num_tokens` tokens; 0 when it does already."""
