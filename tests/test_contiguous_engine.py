@@ -4,12 +4,16 @@ import random
 
 import pytest
 
+from pagedinfer import SamplingParams
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import OutOfBlocks
 from pagedinfer.memory.contiguous import STRATEGIES
+from pagedinfer.memory.measures import external_fragmentation
+from pagedinfer.sim.rerun import rerun
 from pagedinfer.sim.shadow import ShadowRunner
+from pagedinfer.testing import assert_no_leak, assert_same, cold_outputs, poison, tiny_llm
 from pagedinfer.trace.events import SCHEMA, Meta
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
@@ -112,10 +116,61 @@ class Traffic:
 
 
 @pytest.mark.parametrize(("allocator", "compaction"), SETTINGS)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_read_is_right_and_every_state_is_folded(allocator, compaction, seed):
-    traffic = Traffic(seed, allocator, compaction)
-    traffic.run(25)
-    assert traffic.num_cancelled
-    assert traffic.num_moved or seed != 0
-    assert traffic.scheduler.blocks.num_free == traffic.scheduler.blocks.num_blocks
+@pytest.mark.parametrize("swap", [False, True], ids=["recompute", "swap"])
+def test_every_read_is_right_every_state_is_folded_and_the_re_run_is_the_same(allocator, compaction, swap):
+    host = {"num_host_blocks": 16, "preempt_mode": "swap"} if swap else {}
+    moved = cancelled = 0
+    for seed in range(2):
+        traffic = Traffic(seed, allocator, compaction, **host)
+        traffic.run(25)
+        blocks = traffic.scheduler.blocks
+        assert blocks.num_free == blocks.num_blocks
+        again, second = rerun(traffic.recording)
+        assert second.to_jsonl(wall=False) == traffic.recording.to_jsonl(wall=False)
+        assert again.snapshot() == traffic.scheduler.snapshot()
+        moved, cancelled = moved + traffic.num_moved, cancelled + traffic.num_cancelled
+    assert cancelled
+    assert moved or allocator == "paged"
+
+
+# -- with a model -----------------------------------------------------------------------------------------------------
+
+PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(n)] for i, n in enumerate((5, 17, 3, 30, 9, 1, 22, 12))]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (9, 20, 33, 4, 17, 26, 8, 12)
+]
+
+
+@pytest.fixture(scope="module")
+def cold(one_thread):
+    return cold_outputs(PROMPTS, PARAMS)
+
+
+@pytest.mark.parametrize(("allocator", "compaction"), SETTINGS[:-1])
+def test_tokens_are_those_of_the_cold_run(cold, allocator, compaction):
+    """A pool in which requests wait, move and are preempted, compacted and resized while they run."""
+    with tiny_llm(
+        num_blocks=22, block_size=4, max_model_len=64, max_num_batched_tokens=16, allocator=allocator,
+        compaction=compaction,
+    ) as llm:  # fmt: skip
+        engine, moved, fragments = llm.engine, 0, set()
+        poison(engine)
+        rids = [engine.add_request(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+        outputs = {}
+        for step in range(500):
+            for output in engine.step():
+                if output.finished:
+                    outputs[output.request_id] = output
+            if not engine.has_unfinished():
+                break
+            fragments.add(external_fragmentation(engine.scheduler.blocks.holes))
+            if step % 7 == 3:
+                before = engine.scheduler.blocks.largest_hole
+                moved += engine.compact()
+                assert engine.scheduler.blocks.largest_hole >= before
+            if step % 11 == 5:
+                engine.resize_pool(26 if engine.scheduler.blocks.num_blocks == 22 else 22)
+        assert_same([outputs[rid] for rid in rids], cold)
+        assert_no_leak(engine)
+        assert moved or allocator == "reserve-max"  # one at a time: nothing to move
+        assert max(fragments) > 0 or allocator == "reserve-max"
