@@ -456,18 +456,18 @@ def test_check_notices(fault):
     blocks, _ = make("first-fit", 8)
     hold(blocks, 2, 2)
     if fault == "not contiguous":
-        blocks._tables["a"] = [1, 0]
+        blocks.tables["a"] = [1, 0]
     elif fault == "also":
-        blocks._tables["a"] = [1, 2]
+        blocks.tables["a"] = [1, 2]
     elif fault == "beyond its extent":
         blocks._num_filled["a"] = 3
     elif fault == "neither":
-        blocks._tables["b"].pop()
+        blocks.tables["b"].pop()
         blocks._num_filled["b"] = 1
     elif fault == "remembered":
         blocks._num_filled["z"] = 1
     else:
-        blocks._tables["z"] = []
+        blocks.tables["z"] = []
     with pytest.raises(AssertionError, match=fault):
         blocks.check()
 

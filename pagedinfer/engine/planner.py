@@ -75,9 +75,8 @@ class Planner:
         opened.plan.ops = self._blocks.take_ops()
         opened.plan.overwritten = self._blocks.take_overwritten()
         if any(op.kind == "move" for op in opened.plan.ops):
-            for (
-                item
-            ) in opened.plan.scheduled:  # a move replaces the table: older plans keep the one they know
+            # A move replaces the table: older plans keep the one they know.
+            for item in opened.plan.scheduled:
                 item.block_table = self._blocks.table(item.request_id)
         self._plan = None
 
