@@ -1,0 +1,305 @@
+"""Latency: where each request's time went, and how TTFT, TPOT and ITL are distributed against their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagedinfer.errors import ConfigError
+from pagedinfer.trace.recording import Recording
+from pagedinfer.views.lives import DECODE, PHASES, PREFILL, QUEUE, RECOMPUTE, Life, lives_of
+from pagedinfer.views.marks import (
+    PATTERNS,
+    SMALL,
+    hatched,
+    heading,
+    percentile,
+    plain,
+    round_up,
+    share,
+    step_axis,
+)
+from pagedinfer.views.stepped import Sheet, SteppedView
+from pagedinfer.views.svg import GUTTER, Scale, fit, number, path, rect, text, translate
+
+__all__ = ["SERIES", "Latency"]
+
+SERIES = {"TTFT": "time to first token", "TPOT": "mean gap after the first token", "ITL": "each gap"}
+PERCENTILES = (50, 90, 99)
+ROW, MAX_ROWS, SIDE = 20, 24, 232
+BARS = 24
+"""Most bars of a histogram."""
+
+
+class Latency(SteppedView):
+    """The waterfall of a recording's requests (queue, prefill, decode, recompute, stall), and their latencies.
+
+    Times are in steps: a request that comes after step 3 and has its first token in step 5 has a TTFT of 2. A
+    percentile is the smallest value that so many per cent of the values do not exceed.
+
+    Args:
+        recording: the run.
+        slo: limits in steps by name: "TTFT", "TPOT", "ITL". A request is within them when its TTFT, its TPOT and
+            each of its gaps are; goodput counts those that ended by themselves and are.
+        step: the step to open at; what came later is not counted. -1 is the last.
+
+    Raises:
+        ConfigError: a limit of another name, or not above 0.
+    """
+
+    name = "Latency"
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        slo: Mapping[str, float] | None = None,
+        step: int = -1,
+        title: str = "Latency",
+    ) -> None:
+        self.slo = {str(name).upper(): value for name, value in (slo or {}).items()}
+        for name, value in self.slo.items():
+            number_ = isinstance(value, int | float) and not isinstance(value, bool)
+            if name not in SERIES or not number_ or not value > 0:
+                raise ConfigError(f"slo {name}={value!r}: give TTFT, TPOT or ITL a number of steps above 0.")
+        self.lives = lives_of(recording)
+        super().__init__(title, recording.first_step, recording.last_step, step)
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def known(self, step: int | None = None) -> list[Life]:
+        """The lives of the requests submitted by the end of a step, as they stood then."""
+        step = self.clamp(step)
+        return [life.until(step) for life in self.lives if life.submitted <= step]
+
+    def values(self, name: str, step: int | None = None) -> list[float]:
+        """All values of "TTFT", "TPOT" or "ITL", in steps, known at the end of a step."""
+        return _values(self.known(step), name)
+
+    def within(self, life: Life) -> bool:
+        """Whether a request that ended by itself kept all limits."""
+        if life.why not in ("stop", "length"):
+            return False
+        return all(value <= limit for name, limit in self.slo.items() for value in _values([life], name))
+
+    # -- drawing --------------------------------------------------------------------------------------------------
+
+    def sheet(self, step: int, width: int) -> Sheet:
+        """Waterfall over histograms, three in a row where they fit."""
+        lives = self.known(step)
+        sheet = Sheet(width, self._words(lives, step), self._notes(lives))
+        sheet.add([PATTERNS], 0)
+        sheet.add(*heading(self.title, sheet.words, width))
+        self._waterfall(sheet, lives, step)
+        columns = 3 if width >= 640 else 1
+        room = (width - 24 * (columns - 1)) / columns
+        parts = [self._histogram(name, _values(lives, name), room) for name in SERIES]
+        tall = max(height for _, height in parts)
+        for i in range(0, 3, columns):
+            row = [translate(k * (room + 24), 0, body) for k, (body, _) in enumerate(parts[i : i + columns])]
+            sheet.add(row, tall + 18)
+        return sheet
+
+    def _words(self, lives: Sequence[Life], step: int) -> str:
+        ended = sum(life.finished is not None for life in lives)
+        words = f"step {step}: {len(lives)} requests, {ended} ended; times in steps"
+        if self.slo:
+            good = sum(map(self.within, lives))
+            limits = ", ".join(f"{name} ≤ {plain(limit)}" for name, limit in self.slo.items())
+            words += f"; {good} of {ended} within {limits} (goodput {share(good, ended)})"
+        return words
+
+    def _notes(self, lives: Sequence[Life]) -> list[str]:
+        notes = [
+            f"{name} ({what}): {self._summary(name, _values(lives, name))}" for name, what in SERIES.items()
+        ]
+        for life in lives[:MAX_ROWS]:
+            spent = ", ".join(f"{phase} {n}" for phase in PHASES if (n := life.steps(phase)))
+            notes.append(f"{life.rid}: {_times(life)}; {spent or 'no step yet'}")
+        if (hidden := len(lives) - MAX_ROWS) > 0:
+            notes.append(f"and {hidden} more requests")
+        return notes
+
+    def _summary(self, name: str, values: Sequence[float]) -> str:
+        if not values:
+            return "no value yet"
+        marks = [f"p{p} {plain(percentile(values, p / 100))}" for p in PERCENTILES]
+        words = " · ".join([f"{len(values)} values", *marks, f"max {plain(max(values))}"])
+        if name in self.slo:
+            within = sum(value <= self.slo[name] for value in values)
+            words += f" · {share(within, len(values))} within {plain(self.slo[name])}"
+        return words
+
+    def _waterfall(self, sheet: Sheet, lives: Sequence[Life], step: int) -> None:
+        side = SIDE if sheet.width >= 700 else 0
+        first, last = self.first_step + 1, max(self.first_step + 1, self.last_step)
+        column = (sheet.width - GUTTER - 8 - side) / (last - first + 1)
+        scale = Scale(first, last, GUTTER, min(column, 28))
+        near = sorted(
+            lives, key=lambda life: max(0, step - (life.finished or step)) if len(lives) > MAX_ROWS else 0
+        )
+        shown = sorted(near[:MAX_ROWS], key=lambda life: life.number)
+        sheet.add(step_axis(scale, 12), 18)
+        top = sheet.height
+        for life in shown:
+            sheet.add(self._row(life, scale, sheet.width, side), ROW)
+        if (hidden := len(lives) - len(shown)) > 0:
+            sheet.add([text(GUTTER, 14, f"and {hidden} more requests, which ended before", SMALL)], ROW)
+        if first <= step:
+            sheet.over(top, [scale.cursor(step, 0, sheet.height - top)])
+        legend, tall = _legend(sheet.width - 20)
+        sheet.add(legend, tall + 16)
+
+    def _row(self, life: Life, scale: Scale, width: int, side: int) -> list[str]:
+        out = [text(0, 14, fit(life.rid, GUTTER - 12), "pi-ink pi-strong")]
+        for phase, a, b in life.runs:
+            words = f"{life.rid} {phase}, steps {a} to {b}" if b > a else f"{life.rid} {phase}, step {a}"
+            mark = _mark(phase, scale.x(a), scale.x(b + 1) - scale.x(a))
+            out.append(f"<g><title>{_escape(words)}</title>{mark}</g>")
+        if life.token_steps:
+            x = number(scale.x(life.token_steps[0] + 1))
+            out.append(path("pi-s-ink", f"M{x} 1V19", 'stroke-width="1.8"'))
+        if side:
+            tone = (
+                SMALL
+                if not self.slo or life.finished is None or self.within(life)
+                else "pi-alarm pi-small pi-strong"
+            )
+            out.append(text(width - side + 12, 14, fit(_times(life), side - 12, 11), f"{tone} pi-num"))
+        return out
+
+    def _histogram(self, name: str, values: Sequence[float], width: float) -> tuple[str, float]:
+        top, tall, left = 58, 84, 34
+        out = [text(0, 12, name, "pi-ink pi-h"), text(52, 12, SERIES[name] + ", steps", SMALL)]
+        lines = self._summary(name, values).split(" · ")
+        rows = (" · ".join(part) for part in (lines[:5], lines[5:]) if part)
+        out += [text(0, 30 + 15 * i, row, f"{SMALL} pi-num") for i, row in enumerate(rows)]
+        limit, base, room = self.slo.get(name), top + tall, width - left - 12
+        size, counts = _bins(values, limit)
+        most = round_up(max([*counts, 1]))
+        bar = room / len(counts)
+        out.append(
+            path("pi-s-line", f"M{left} {base}H{number(left + room)}M{left} {top}H{number(left + room)}")
+        )
+        out += [text(left - 6, top + 4, plain(most), f"{SMALL} pi-num", "end")]
+        out += [text(left - 6, base + 4, "0", f"{SMALL} pi-num", "end")]
+        for i, count in enumerate(counts):
+            if count:
+                high = max(2, tall * count / most)
+                box = (left + i * bar + 1, base - high, max(1, bar - 2), high)
+                words = (
+                    f"{plain(i * size)}"
+                    if size == 1
+                    else f"{plain(i * size)} to under {plain((i + 1) * size)}"
+                )
+                mark = rect("pi-live", *box)
+                if limit is not None and i * size > limit:
+                    mark = rect("pi-page pi-s-alarm", *box) + hatched("lost", *box)
+                out.append(f"<g><title>{words} steps: {count}</title>{mark}</g>")
+        every = max(1, -(-len(counts) * 38 // max(1, int(room))))
+        for i in range(0, len(counts) + 1, every):
+            out.append(text(left + i * bar, base + 16, plain(i * size), f"{SMALL} pi-num", "middle"))
+        if limit is not None:
+            x = left + min(limit / size + (0.5 if size == 1 else 0), len(counts)) * bar
+            line = f"M{number(x)} {top - 4}V{base}"
+            out.append(path("pi-s-accent", line, 'fill="none" stroke-width="2" stroke-dasharray="5 3"'))
+            end = x > left + room - 60
+            label = f"SLO {plain(limit)}"
+            out.append(
+                text(
+                    x - 5 if end else x + 5,
+                    top + 8,
+                    label,
+                    "pi-accent pi-small pi-strong",
+                    "end" if end else "",
+                )
+            )
+        return "".join(out), base + 22
+
+    def plotly(self, step: int | None = None) -> Any:
+        """The distributions as a plain plotly figure (extra "lab"): a histogram each, the limit as a dashed line.
+
+        Raises:
+            ConfigError: plotly is not installed.
+        """
+        try:
+            from plotly.subplots import make_subplots
+        except ModuleNotFoundError as error:
+            raise ConfigError('This figure needs plotly; pip install "pagedinfer[lab]" brings it.') from error
+        figure = make_subplots(rows=1, cols=3, subplot_titles=[f"{n}: {what}" for n, what in SERIES.items()])
+        for column, name in enumerate(SERIES, 1):
+            size, _ = _bins(values := self.values(name, step), self.slo.get(name))
+            bins = {"start": 0, "size": size}
+            figure.add_histogram(x=values, name=name, xbins=bins, row=1, col=column)
+            if name in self.slo:
+                label = f"SLO {plain(self.slo[name])}"
+                figure.add_vline(x=self.slo[name], line_dash="dash", annotation_text=label, row=1, col=column)
+            figure.update_xaxes(title_text="steps", row=1, col=column)
+        figure.update_yaxes(title_text="count", row=1, col=1)
+        return figure.update_layout(showlegend=False, title=self.title)
+
+
+def _values(lives: Sequence[Life], name: str) -> list[float]:
+    if name == "ITL":
+        return [gap for life in lives for gap in life.itls]
+    if name not in SERIES:
+        raise ConfigError(f"No latency {name!r}: there are {', '.join(SERIES)}.")
+    found = (life.ttft if name == "TTFT" else life.tpot for life in lives)
+    return [value for value in found if value is not None]
+
+
+def _times(life: Life) -> str:
+    known = [("TTFT", life.ttft), ("TPOT", life.tpot), ("E2E", life.e2e)]
+    words = [f"{name} {plain(value)}" for name, value in known if value is not None]
+    words += [life.why] if life.why not in ("", "stop", "length") else []
+    return " · ".join(words) or "no token yet"
+
+
+def _bins(values: Sequence[float], limit: float | None) -> tuple[float, list[int]]:
+    """Width of a bar and how many values each holds, from 0 up; wide enough to show the limit."""
+    most = max([*values, limit or 0, 1])
+    size = (
+        max(1.0, round_up((most + 1) / BARS)) if all(v == int(v) for v in values) else round_up(most / BARS)
+    )
+    counts = [0] * (int(most / size + 1e-9) + 1)
+    for value in values:
+        counts[int(value / size + 1e-9)] += 1
+    return size, counts
+
+
+def _mark(phase: str, x: float, w: float) -> str:
+    """A run of steps, each phase with a height and texture of its own."""
+    if phase == QUEUE:
+        line = f"M{number(x)} 10H{number(x + w)}"
+        return path("pi-s-muted", line, 'fill="none" stroke-width="2" stroke-dasharray="2 3"')
+    if phase == DECODE:
+        return rect("pi-live", x, 6, w, 8)
+    if phase == PREFILL:
+        return rect("pi-slack", x, 2, w, 16) + hatched("tail", x, 2, w, 16)
+    if phase == RECOMPUTE:
+        return rect("pi-c3", x, 2, w, 16)
+    return rect("pi-free pi-s-alarm", x, 6, w, 8, 0, 'stroke-width=".75"') + hatched("lost", x, 6, w, 8)
+
+
+def _legend(width: float) -> tuple[list[str], float]:
+    names = {
+        "queue": "queue", "prefill": "prefill", "decode": "decode", "recompute": "recompute after a preemption",
+        "stall": "stall: preempted or left out",
+    }  # fmt: skip
+    x, y, out = 0.0, 10.0, []
+    for phase, name in [*names.items(), ("", "first token")]:
+        wide = 44 + 5.8 * len(name)
+        if x and x + wide > width:
+            x, y = 0.0, y + 22
+        mark = (
+            _mark(phase, x, 22)
+            if phase
+            else path("pi-s-ink", f"M{number(x + 11)} 2V18", 'stroke-width="1.8"')
+        )
+        out += [translate(0, y - 6, mark), text(x + 28, y + 8, name, SMALL)]
+        x += wide
+    return out, y + 18
+
+
+def _escape(words: str) -> str:
+    return words.replace("&", "&amp;").replace("<", "&lt;")

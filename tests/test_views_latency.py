@@ -1,0 +1,180 @@
+"""The latency view: every number is the recording's own, counted here from states and tables."""
+
+import math
+import random
+import sys
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+
+from pagedinfer.errors import ConfigError
+from pagedinfer.trace.events import Commit, Finish, Submit
+from pagedinfer.trace.recording import Recording, RecordingError
+from pagedinfer.views.latency import SERIES, Latency
+from pagedinfer.views.lives import PHASES, lives_of
+from pagedinfer.views.marks import percentile, plain
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def tight_run(simulated_run, seed):
+    rng = random.Random(seed)
+    sizes = {"num_blocks": rng.choice([10, 20, 40]), "block_size": rng.choice([1, 4, 16])}
+    return simulated_run(
+        seed=seed, max_num_batched_tokens=rng.choice([7, 16, 64]), prompts=(1, 9), outputs=(1, 12), requests=20,
+        aborts=0.03, cancels=0.1, **sizes,
+    ).finish()  # fmt: skip
+
+
+def words_of(svg):
+    return [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lives_agree_with_the_table_of_requests(simulated_run, seed):
+    recording = tight_run(simulated_run, seed)
+    rows = list(recording.requests.rows())
+    lives = lives_of(recording)
+    assert len(rows) == len(lives) == 20
+    for life, row in zip(lives, rows, strict=True):
+        assert (life.rid, life.submitted, life.finished) == (
+            row["request"],
+            row["submitted"],
+            row["finished"],
+        )
+        assert (life.ttft, len(life.token_steps)) == (row["ttft_steps"], row["output_tokens"])
+        assert (
+            life.tpot == pytest.approx(row["tpot_steps"])
+            if row["tpot_steps"] is not None
+            else life.tpot is None
+        )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_phases_fill_each_life_and_are_what_the_states_say(simulated_run, seed):
+    recording = tight_run(simulated_run, seed)
+    lives = {life.rid: life for life in lives_of(recording)}
+    for life in lives.values():
+        assert sum(map(life.steps, PHASES)) == life.e2e
+        edges = [step for _, first, last in life.runs for step in (first, last)]
+        assert edges == sorted(edges)
+    had = dict.fromkeys(lives, False)
+    for state in recording.states():
+        for rid, life in lives.items():
+            phase = next((name for name, a, b in life.runs if a <= state.step <= b), None)
+            if state.last.scheduled.get(rid):
+                tokens = state.last.tokens.get(rid, 0)
+                assert phase == ("decode" if had[rid] and tokens else "recompute" if had[rid] else "prefill")
+                had[rid] |= tokens > 0
+            elif rid in state.requests and phase:
+                begun = state.requests[rid].num_preemptions or state.requests[rid].status == "running"
+                assert phase == ("stall" if begun else "queue")
+
+
+def test_the_runs_of_these_tests_know_every_phase(simulated_run):
+    lives = [life for seed in range(8) for life in lives_of(tight_run(simulated_run, seed))]
+    assert {phase for life in lives for phase, _, _ in life.runs} == set(PHASES)
+
+
+def test_gaps_are_those_between_commits(simulated_run):
+    recording = tight_run(simulated_run, 3)
+    steps = {}
+    for event in recording.events:
+        if isinstance(event, Commit):
+            for rid, n in event.tokens.items():
+                steps.setdefault(rid, []).extend([event.step] * n)
+    gaps = [b - a for times in steps.values() for a, b in pairwise(times)]
+    assert sorted(Latency(recording).values("ITL")) == sorted(gaps)
+    assert gaps
+
+
+def test_a_percentile_is_the_least_value_that_enough_do_not_exceed():
+    rng = random.Random(1)
+    for _ in range(50):
+        values = [rng.randint(0, 30) for _ in range(rng.randint(1, 40))]
+        for q in (0.01, 0.5, 0.9, 0.99, 1):
+            found = percentile(values, q)
+            need = math.ceil(q * len(values) - 1e-9)
+            assert sum(v <= found for v in values) >= need > sum(v < found for v in values)
+
+
+@pytest.mark.parametrize("step", [0, 1, 9, -1])
+@pytest.mark.parametrize("width", [920, 430])
+def test_the_numbers_drawn_are_those_known_at_the_step(simulated_run, step, width):
+    recording = tight_run(simulated_run, 2)
+    view = Latency(recording, slo={"ttft": 4, "ITL": 2})
+    shown = " | ".join(words_of(view.svg(step, width)))
+    table = recording.until(view.clamp(step)).requests
+    ttfts = [value for value in table["ttft_steps"] if value is not None]
+    assert view.values("TTFT", step) == ttfts
+    if ttfts:
+        assert f"{len(ttfts)} values · p50 {plain(percentile(ttfts, 0.5))}" in shown
+        assert f"max {max(ttfts)}" in shown
+    within = sum(value <= 4 for value in ttfts)
+    assert not ttfts or f"{100 * within / len(ttfts):.1f} % within 4" in shown
+    ended = [life for life in lives_of(recording.until(view.clamp(step))) if life.finished is not None]
+    good = [
+        life for life in ended
+        if life.why in ("stop", "length") and life.ttft <= 4 and max(life.itls, default=0) <= 2
+    ]  # fmt: skip
+    assert f"{len(good)} of {len(ended)} within" in shown.replace(" | ", " ")
+    assert shown.count("SLO") == 2
+    for rid in table["request"]:
+        assert rid in shown
+
+
+def test_histograms_hold_every_value(simulated_run):
+    view = Latency(tight_run(simulated_run, 5), slo={"TPOT": 1.5})
+    for name in SERIES:
+        body, _ = view._histogram(name, values := view.values(name), 300)
+        titles = [node.text for node in ET.fromstring(f"<g>{body}</g>").iter("title")]
+        assert sum(int(title.rpartition(": ")[2]) for title in titles) == len(values) > 0
+
+
+def test_limits_are_checked(simulated_run):
+    recording = tight_run(simulated_run, 1)
+    for slo in ({"E2E": 3}, {"TTFT": 0}, {"TTFT": "fast"}, {"ITL": True}, {"ITL": math.nan}):
+        with pytest.raises(ConfigError, match="give TTFT, TPOT or ITL a number of steps above 0"):
+            Latency(recording, slo=slo)
+    with pytest.raises(RecordingError, match="No step 10000: this view has 0 to"):
+        Latency(recording).svg(10_000)
+    with pytest.raises(ConfigError, match="width=100: it must be an integer from 320 to 4000"):
+        Latency(recording).svg(width=100)
+
+
+def test_many_requests_show_those_near_the_cursor(simulated_run):
+    recording = simulated_run(requests=40, num_blocks=64, prompts=(4, 30), outputs=(2, 12)).finish()
+    view = Latency(recording)
+    assert "and 16 more requests, which ended before" in words_of(view.svg())
+    assert "R40" in words_of(view.svg())
+    assert "R1" in words_of(view.svg(3))
+
+
+def test_an_id_used_again_is_another_life():
+    recording = Recording()
+    for step, event in (
+        (0, Submit("a", 4, 4, 0, 0.0)),
+        (0, Finish("a", "abort", "gone")),
+        (0, Submit("a", 4, 4, 0, 0.0)),
+    ):
+        event.step = step
+        recording.add(event)
+    lives = lives_of(recording)
+    assert [(life.rid, life.why, life.e2e) for life in lives] == [("a", "abort", 0), ("a", "", None)]
+
+
+def test_the_plotly_figure_has_the_same_values(simulated_run):
+    pytest.importorskip("plotly", reason="plotly is not installed (extra: lab)")
+    view = Latency(tight_run(simulated_run, 4), slo={"TTFT": 4})
+    figure = view.plotly()
+    assert [list(trace.x) for trace in figure.data] == [view.values(name) for name in SERIES]
+    assert [trace.name for trace in figure.data] == list(SERIES)
+    assert len(figure.layout.shapes) == 1
+
+
+def test_without_plotly_the_figure_says_what_to_install(simulated_run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
+    with pytest.raises(ConfigError, match=r'needs plotly; pip install "pagedinfer\[lab\]" brings it'):
+        Latency(tight_run(simulated_run, 4)).plotly()
