@@ -223,20 +223,14 @@ class Latency(SteppedView):
             ConfigError: plotly is not installed.
         """
         try:
-            from plotly.subplots import make_subplots
+            from pagedinfer.views.latency_plotly import histograms
         except ModuleNotFoundError as error:
             raise ConfigError('This figure needs plotly; pip install "pagedinfer[lab]" brings it.') from error
-        figure = make_subplots(rows=1, cols=3, subplot_titles=[f"{n}: {what}" for n, what in SERIES.items()])
-        for column, name in enumerate(SERIES, 1):
+        series = {}
+        for name, what in SERIES.items():
             size, _ = _bins(values := self.values(name, step), self.slo.get(name))
-            bins = {"start": 0, "size": size}
-            figure.add_histogram(x=values, name=name, xbins=bins, row=1, col=column)
-            if name in self.slo:
-                label = f"SLO {plain(self.slo[name])}"
-                figure.add_vline(x=self.slo[name], line_dash="dash", annotation_text=label, row=1, col=column)
-            figure.update_xaxes(title_text="steps", row=1, col=column)
-        figure.update_yaxes(title_text="count", row=1, col=1)
-        return figure.update_layout(showlegend=False, title=self.title)
+            series[f"{name}: {what}"] = (values, size, self.slo.get(name))
+        return histograms(self.title, series)
 
 
 def _values(lives: Sequence[Life], name: str) -> list[float]:
