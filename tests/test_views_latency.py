@@ -7,8 +7,10 @@ import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
+from handmade import HandMade
 
 from pagedinfer.errors import ConfigError
+from pagedinfer.trace import events as ev
 from pagedinfer.trace.events import Commit, Finish, Submit
 from pagedinfer.trace.recording import Recording, RecordingError
 from pagedinfer.views.latency import SERIES, Latency
@@ -22,7 +24,7 @@ def tight_run(simulated_run, seed):
     rng = random.Random(seed)
     sizes = {"num_blocks": rng.choice([10, 20, 40]), "block_size": rng.choice([1, 4, 16])}
     return simulated_run(
-        seed=seed, max_num_batched_tokens=rng.choice([7, 16, 64]), prompts=(1, 9), outputs=(1, 12), requests=20,
+        seed=seed, max_num_batched_tokens=rng.choice([3, 16, 64]), prompts=(1, 9), outputs=(1, 12), requests=20,
         aborts=0.03, cancels=0.1, **sizes,
     ).finish()  # fmt: skip
 
@@ -68,12 +70,17 @@ def test_phases_fill_each_life_and_are_what_the_states_say(simulated_run, seed):
                 assert phase == ("decode" if had[rid] and tokens else "recompute" if had[rid] else "prefill")
                 had[rid] |= tokens > 0
             elif rid in state.requests and phase:
-                begun = state.requests[rid].num_preemptions or state.requests[rid].status == "running"
-                assert phase == ("stall" if begun else "queue")
+                request = state.requests[rid]
+                place = "stall" if request.status == "running" else "preempted"
+                assert phase == (place if request.num_preemptions or place == "stall" else "queue")
 
 
 def test_the_runs_of_these_tests_know_every_phase(simulated_run):
-    lives = [life for seed in range(8) for life in lives_of(tight_run(simulated_run, seed))]
+    left_out = HandMade().submit("A").submit("B")
+    left_out.step({"A": 8, "B": 8}, ev.Admit("A", ""), ev.Admit("B", ""), tokens=["A", "B"])
+    left_out.step({"B": 1}, tokens=["B"]).step({"A": 1, "B": 1}, tokens=["A", "B"])
+    runs = [left_out.recording, *(tight_run(simulated_run, seed) for seed in range(8))]
+    lives = [life for recording in runs for life in lives_of(recording)]
     assert {phase for life in lives for phase, _, _ in life.runs} == set(PHASES)
 
 

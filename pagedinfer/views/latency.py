@@ -7,10 +7,11 @@ from typing import Any
 
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.lives import DECODE, PHASES, PREFILL, QUEUE, RECOMPUTE, Life, lives_of
+from pagedinfer.views.lives import DECODE, PHASES, PREFILL, QUEUE, RECOMPUTE, STALL, Life, lives_of
 from pagedinfer.views.marks import (
     PATTERNS,
     SMALL,
+    cursor,
     hatched,
     heading,
     percentile,
@@ -32,7 +33,7 @@ BARS = 24
 
 
 class Latency(SteppedView):
-    """The waterfall of a recording's requests (queue, prefill, decode, recompute, stall), and their latencies.
+    """The waterfall of a recording's requests (queue, prefill, decode, recompute, stall, preempted), with latencies.
 
     Times are in steps: a request that comes after step 3 and has its first token in step 5 has a TTFT of 2. A
     percentile is the smallest value that so many per cent of the values do not exceed.
@@ -146,7 +147,7 @@ class Latency(SteppedView):
         if (hidden := len(lives) - len(shown)) > 0:
             sheet.add([text(GUTTER, 14, f"and {hidden} more requests, which ended before", SMALL)], ROW)
         if first <= step:
-            sheet.over(top, [scale.cursor(step, 0, sheet.height - top)])
+            sheet.over(top, [cursor(scale, step, sheet.height - top)])
         legend, tall = _legend(sheet.width - 20)
         sheet.add(legend, tall + 16)
 
@@ -272,13 +273,15 @@ def _mark(phase: str, x: float, w: float) -> str:
         return rect("pi-slack", x, 2, w, 16) + hatched("tail", x, 2, w, 16)
     if phase == RECOMPUTE:
         return rect("pi-c3", x, 2, w, 16)
+    if phase == STALL:
+        return rect("pi-free pi-s-muted", x, 6, w, 8, 0, 'stroke-width=".75" stroke-dasharray="2 2"')
     return rect("pi-free pi-s-alarm", x, 6, w, 8, 0, 'stroke-width=".75"') + hatched("lost", x, 6, w, 8)
 
 
 def _legend(width: float) -> tuple[list[str], float]:
     names = {
         "queue": "queue", "prefill": "prefill", "decode": "decode", "recompute": "recompute after a preemption",
-        "stall": "stall: preempted or left out",
+        "stall": "stall: left out of the step", "preempted": "preempted",
     }  # fmt: skip
     x, y, out = 0.0, 10.0, []
     for phase, name in [*names.items(), ("", "first token")]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
 
-__all__ = ["DECODE", "PHASES", "PREFILL", "QUEUE", "RECOMPUTE", "STALL", "Life", "lives_of"]
+__all__ = ["DECODE", "PHASES", "PREEMPTED", "PREFILL", "QUEUE", "RECOMPUTE", "STALL", "Life", "lives_of"]
 
-QUEUE, PREFILL, DECODE, RECOMPUTE, STALL = PHASES = ("queue", "prefill", "decode", "recompute", "stall")
+QUEUE, PREFILL, DECODE, RECOMPUTE, STALL, PREEMPTED = PHASES = (
+    "queue", "prefill", "decode", "recompute", "stall", "preempted",
+)  # fmt: skip
 """What a step was to a request: not begun yet; computed before its first token; computed, after it; computed again
-after a preemption, without a new token; begun, but without any computing (preempted, or left out of the step)."""
+after a preemption, without a new token; left out of the step with a place in the batch; without its place."""
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Life:
 
     rid: str
     number: int
+    num_prompt_tokens: int
     submitted: int
     finished: int | None = None
     why: str = ""
@@ -38,10 +41,17 @@ class Life:
     def until(self, step: int) -> Life:
         """The life as it stood at the end of a step."""
         ended = self.finished is not None and self.finished <= step
-        return Life(
-            self.rid, self.number, self.submitted, self.finished if ended else None, self.why if ended else "",
-            [s for s in self.token_steps if s <= step], [(p, a, min(b, step)) for p, a, b in self.runs if a <= step],
-        )  # fmt: skip
+        return replace(
+            self,
+            finished=self.finished if ended else None,
+            why=self.why if ended else "",
+            token_steps=[s for s in self.token_steps if s <= step],
+            runs=[(phase, a, min(b, step)) for phase, a, b in self.runs if a <= step],
+        )
+
+    def phase(self, step: int) -> str:
+        """What a step was to it; "" before and after its life."""
+        return next((phase for phase, first, last in self.runs if first <= step <= last), "")
 
     def steps(self, phase: str) -> int:
         """Steps spent in a phase."""
@@ -86,7 +96,8 @@ def lives_of(recording: Recording) -> list[Life]:
         for event in recording.step_events(step):
             state.apply(event)
             if isinstance(event, ev.Submit | ev.Fork):
-                lives.append(Life(event.rid, len(lives), event.step))
+                prompt = state.requests[event.rid].num_prompt_tokens
+                lives.append(Life(event.rid, len(lives), prompt, event.step))
                 live[event.rid] = lives[-1]
             elif isinstance(event, ev.Commit):
                 for rid in event.tokens.keys() & live.keys():
@@ -95,14 +106,17 @@ def lives_of(recording: Recording) -> list[Life]:
                 live[event.rid].finished, live[event.rid].why = step, event.why
         for rid, life in present.items():
             if step > recording.first_step:
-                life._note(_phase(life, before[rid], state.last.scheduled.get(rid, 0)), step)
+                running = life.finished is None and state.requests[rid].status == "running"
+                life._note(_phase(life, before[rid], rid in state.last.scheduled, running), step)
     return lives
 
 
-def _phase(life: Life, tokens_before: int, scheduled: int) -> str:
-    begun = bool(life.runs) and life.runs[-1][0] != QUEUE
-    if not scheduled:
-        return STALL if begun else QUEUE
-    if not tokens_before:
+def _phase(life: Life, tokens_before: int, scheduled: bool, running: bool) -> str:
+    was = life.runs[-1][0] if life.runs else QUEUE
+    if scheduled and not tokens_before:
         return PREFILL
-    return DECODE if len(life.token_steps) > tokens_before else RECOMPUTE
+    if scheduled:
+        return DECODE if len(life.token_steps) > tokens_before else RECOMPUTE
+    if running or was == QUEUE:
+        return STALL if running else QUEUE
+    return STALL if life.finished is not None and was != PREEMPTED else PREEMPTED

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pagedinfer.views.svg import Scale, number, path, rect, text
 
 __all__ = [
-    "PATTERNS", "SMALL", "block_names", "flow", "hatched", "heading", "percentile", "plain", "round_up", "runs_of",
-    "share", "step_axis", "wrapped",
+    "PATTERNS", "SMALL", "block_names", "cursor", "flow", "hatched", "heading", "percentile", "plain", "round_up",
+    "runs_of", "share", "step_axis", "wrapped",
 ]  # fmt: skip
 
 SMALL = "pi-muted pi-small"
@@ -88,6 +88,12 @@ def heading(title: str, words: str, width: float) -> tuple[list[str], float]:
     """A view's name over a sentence, and the height of both."""
     lines, tall = wrapped(words, 31, width)
     return [text(0, 12, title, "pi-ink pi-h"), *lines], 24 + tall
+
+
+def cursor(scale: Scale, step: int, height: float) -> str:
+    """The column of the current step, from 0 down, with an edge that shows over anything."""
+    box = (scale.x(step), 0, max(scale.column, 3), height)
+    return rect("pi-accent pi-s-accent", *box, 0, 'fill-opacity=".14" stroke-width="1.3"')
 
 
 def step_axis(scale: Scale, y: float) -> list[str]:
