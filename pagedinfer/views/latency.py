@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from pagedinfer.errors import ConfigError
+from pagedinfer.trace.metrics import percentile
+from pagedinfer.trace.phases import PHASES
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.lives import DECODE, PHASES, PREFILL, QUEUE, RECOMPUTE, STALL, Life, lives_of
-from pagedinfer.views.marks import (
-    PATTERNS,
-    SMALL,
-    cursor,
-    hatched,
-    heading,
-    percentile,
-    plain,
-    round_up,
-    share,
-    step_axis,
-)
+from pagedinfer.views.histogram import bins, draw_histogram
+from pagedinfer.views.lives import DECODE, PREFILL, QUEUE, RECOMPUTE, STALL, Life, lives_of
+from pagedinfer.views.marks import PATTERNS, SMALL, cursor, hatched, heading, plain, share, step_axis
 from pagedinfer.views.stepped import Sheet, SteppedView
 from pagedinfer.views.svg import GUTTER, Scale, fit, number, path, rect, text, translate
 
@@ -28,24 +21,23 @@ __all__ = ["SERIES", "Latency"]
 SERIES = {"TTFT": "time to first token", "TPOT": "mean gap after the first token", "ITL": "each gap"}
 PERCENTILES = (50, 90, 99)
 ROW, MAX_ROWS, SIDE = 20, 24, 232
-BARS = 24
-"""Most bars of a histogram."""
 
 
 class Latency(SteppedView):
     """The waterfall of a recording's requests (queue, prefill, decode, recompute, stall, preempted), with latencies.
 
-    Times are in steps: a request that comes after step 3 and has its first token in step 5 has a TTFT of 2. A
-    percentile is the smallest value that so many per cent of the values do not exceed.
+    In steps, a request that comes after step 3 and has its first token in step 5 has a TTFT of 2. Percentiles are
+    linear between neighbours. See `pagedinfer.trace.metrics` and `trace.phases`.
 
     Args:
         recording: the run.
-        slo: limits in steps by name: "TTFT", "TPOT", "ITL". A request is within them when its TTFT, its TPOT and
-            each of its gaps are; goodput counts those that ended by themselves and are.
+        slo: limits by name, "TTFT", "TPOT", "ITL", in `unit`. A request is within them when it ended by itself (stop or
+            length) and its TTFT, its TPOT and each of its gaps are; goodput is the share of those.
+        unit: of the latencies, "steps" or "seconds" (of the recording's wall time). The waterfall is in steps.
         step: the step to open at; what came later is not counted. -1 is the last.
 
     Raises:
-        ConfigError: a limit of another name, or not above 0.
+        ConfigError: a limit of another name, or not above 0; another unit; seconds of a recording without wall time.
     """
 
     name = "Latency"
@@ -55,15 +47,17 @@ class Latency(SteppedView):
         recording: Recording,
         *,
         slo: Mapping[str, float] | None = None,
+        unit: str = "steps",
         step: int = -1,
         title: str = "Latency",
     ) -> None:
         self.slo = {str(name).upper(): value for name, value in (slo or {}).items()}
         for name, value in self.slo.items():
-            number_ = isinstance(value, int | float) and not isinstance(value, bool)
-            if name not in SERIES or not number_ or not value > 0:
-                raise ConfigError(f"slo {name}={value!r}: give TTFT, TPOT or ITL a number of steps above 0.")
-        self.lives = lives_of(recording)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name not in SERIES or not is_number or not value > 0:
+                raise ConfigError(f"slo {name}={value!r}: give TTFT, TPOT or ITL a number of {unit} above 0.")
+        self.unit = unit
+        self.lives = lives_of(recording, unit)
         super().__init__(title, recording.first_step, recording.last_step, step)
 
     # -- numbers --------------------------------------------------------------------------------------------------
@@ -74,14 +68,18 @@ class Latency(SteppedView):
         return [life.until(step) for life in self.lives if life.submitted <= step]
 
     def values(self, name: str, step: int | None = None) -> list[float]:
-        """All values of "TTFT", "TPOT" or "ITL", in steps, known at the end of a step."""
+        """All values of "TTFT", "TPOT" or "ITL" known at the end of a step, in the view's unit."""
         return _values(self.known(step), name)
 
     def within(self, life: Life) -> bool:
-        """Whether a request that ended by itself kept all limits."""
+        """Whether a request ended by itself and kept all limits."""
         if life.why not in ("stop", "length"):
             return False
         return all(value <= limit for name, limit in self.slo.items() for value in _values([life], name))
+
+    def say(self, value: float) -> str:
+        """A latency as it is written: two decimals in steps, three digits in seconds."""
+        return plain(value) if self.unit == "steps" else f"{value:.3g}"
 
     # -- drawing --------------------------------------------------------------------------------------------------
 
@@ -94,20 +92,23 @@ class Latency(SteppedView):
         self._waterfall(sheet, lives, step)
         columns = 3 if width >= 640 else 1
         room = (width - 24 * (columns - 1)) / columns
-        parts = [self._histogram(name, _values(lives, name), room) for name in SERIES]
+        parts = [self._distribution(name, _values(lives, name), room) for name in SERIES]
         tall = max(height for _, height in parts)
         for i in range(0, 3, columns):
-            row = [translate(k * (room + 24), 0, body) for k, (body, _) in enumerate(parts[i : i + columns])]
+            row = [
+                translate(k * (room + 24), 0, "".join(part))
+                for k, (part, _) in enumerate(parts[i : i + columns])
+            ]
             sheet.add(row, tall + 18)
         return sheet
 
     def _words(self, lives: Sequence[Life], step: int) -> str:
         ended = sum(life.finished is not None for life in lives)
-        words = f"step {step}: {len(lives)} requests, {ended} ended; times in steps"
+        words = f"step {step}: {len(lives)} requests, {ended} ended; latencies in {self.unit}"
         if self.slo:
-            good = sum(map(self.within, lives))
-            limits = ", ".join(f"{name} ≤ {plain(limit)}" for name, limit in self.slo.items())
-            words += f"; {good} of {ended} within {limits} (goodput {share(good, ended)})"
+            met = sum(map(self.within, lives))
+            limits = ", ".join(f"{name} ≤ {self.say(limit)}" for name, limit in self.slo.items())
+            words += f"; {met} of {len(lives)} ended within {limits} (goodput {share(met, len(lives))})"
         return words
 
     def _notes(self, lives: Sequence[Life]) -> list[str]:
@@ -116,7 +117,7 @@ class Latency(SteppedView):
         ]
         for life in lives[:MAX_ROWS]:
             spent = ", ".join(f"{phase} {n}" for phase in PHASES if (n := life.steps(phase)))
-            notes.append(f"{life.rid}: {_times(life)}; {spent or 'no step yet'}")
+            notes.append(f"{life.rid}: {self._times(life)}; steps: {spent or 'none yet'}")
         if (hidden := len(lives) - MAX_ROWS) > 0:
             notes.append(f"and {hidden} more requests")
         return notes
@@ -124,20 +125,27 @@ class Latency(SteppedView):
     def _summary(self, name: str, values: Sequence[float]) -> str:
         if not values:
             return "no value yet"
-        marks = [f"p{p} {plain(percentile(values, p / 100))}" for p in PERCENTILES]
-        words = " · ".join([f"{len(values)} values", *marks, f"max {plain(max(values))}"])
+        marks = [f"p{p} {self.say(percentile(values, p) or 0)}" for p in PERCENTILES]
+        words = " · ".join([f"{len(values)} values", *marks, f"max {self.say(max(values))}"])
         if name in self.slo:
             within = sum(value <= self.slo[name] for value in values)
-            words += f" · {share(within, len(values))} within {plain(self.slo[name])}"
+            words += f" · {share(within, len(values))} within {self.say(self.slo[name])}"
         return words
+
+    def _times(self, life: Life) -> str:
+        times = life.times
+        known = [("TTFT", times.ttft), ("TPOT", times.tpot), ("E2E", times.e2e)]
+        words = [f"{name} {self.say(value)}" for name, value in known if value is not None]
+        words += [life.why] if life.why not in ("", "stop", "length") else []
+        return " · ".join(words) or "no token yet"
 
     def _waterfall(self, sheet: Sheet, lives: Sequence[Life], step: int) -> None:
         side = SIDE if sheet.width >= 700 else 0
         first, last = self.first_step + 1, max(self.first_step + 1, self.last_step)
         column = (sheet.width - GUTTER - 8 - side) / (last - first + 1)
         scale = Scale(first, last, GUTTER, min(column, 28))
-        near = sorted(
-            lives, key=lambda life: max(0, step - (life.finished or step)) if len(lives) > MAX_ROWS else 0
+        near = (
+            sorted(lives, key=lambda life: step - (life.finished or step)) if len(lives) > MAX_ROWS else lives
         )
         shown = sorted(near[:MAX_ROWS], key=lambda life: life.number)
         sheet.add(step_axis(scale, 12), 18)
@@ -156,66 +164,26 @@ class Latency(SteppedView):
         for phase, a, b in life.runs:
             words = f"{life.rid} {phase}, steps {a} to {b}" if b > a else f"{life.rid} {phase}, step {a}"
             mark = _mark(phase, scale.x(a), scale.x(b + 1) - scale.x(a))
-            out.append(f"<g><title>{_escape(words)}</title>{mark}</g>")
+            out.append(f"<g><title>{escape(words)}</title>{mark}</g>")
         if life.token_steps:
             x = number(scale.x(life.token_steps[0] + 1))
             out.append(path("pi-s-ink", f"M{x} 1V19", 'stroke-width="1.8"'))
         if side:
-            tone = (
-                SMALL
-                if not self.slo or life.finished is None or self.within(life)
-                else "pi-alarm pi-small pi-strong"
-            )
-            out.append(text(width - side + 12, 14, fit(_times(life), side - 12, 11), f"{tone} pi-num"))
+            late = self.slo and life.finished is not None and not self.within(life)
+            tone = "pi-alarm pi-small pi-strong pi-num" if late else f"{SMALL} pi-num"
+            out.append(text(width - side + 12, 14, fit(self._times(life), side - 12, 11), tone))
         return out
 
-    def _histogram(self, name: str, values: Sequence[float], width: float) -> tuple[str, float]:
-        top, tall, left = 58, 84, 34
-        out = [text(0, 12, name, "pi-ink pi-h"), text(52, 12, SERIES[name] + ", steps", SMALL)]
+    def _distribution(self, name: str, values: Sequence[float], width: float) -> tuple[list[str], float]:
         lines = self._summary(name, values).split(" · ")
         rows = (" · ".join(part) for part in (lines[:5], lines[5:]) if part)
-        out += [text(0, 30 + 15 * i, row, f"{SMALL} pi-num") for i, row in enumerate(rows)]
-        limit, base, room = self.slo.get(name), top + tall, width - left - 12
-        size, counts = _bins(values, limit)
-        most = round_up(max([*counts, 1]))
-        bar = room / len(counts)
-        out.append(
-            path("pi-s-line", f"M{left} {base}H{number(left + room)}M{left} {top}H{number(left + room)}")
-        )
-        out += [text(left - 6, top + 4, plain(most), f"{SMALL} pi-num", "end")]
-        out += [text(left - 6, base + 4, "0", f"{SMALL} pi-num", "end")]
-        for i, count in enumerate(counts):
-            if count:
-                high = max(2, tall * count / most)
-                box = (left + i * bar + 1, base - high, max(1, bar - 2), high)
-                words = (
-                    f"{plain(i * size)}"
-                    if size == 1
-                    else f"{plain(i * size)} to under {plain((i + 1) * size)}"
-                )
-                mark = rect("pi-live", *box)
-                if limit is not None and i * size > limit:
-                    mark = rect("pi-page pi-s-alarm", *box) + hatched("lost", *box)
-                out.append(f"<g><title>{words} steps: {count}</title>{mark}</g>")
-        every = max(1, -(-len(counts) * 38 // max(1, int(room))))
-        for i in range(0, len(counts) + 1, every):
-            out.append(text(left + i * bar, base + 16, plain(i * size), f"{SMALL} pi-num", "middle"))
-        if limit is not None:
-            x = left + min(limit / size + (0.5 if size == 1 else 0), len(counts)) * bar
-            line = f"M{number(x)} {top - 4}V{base}"
-            out.append(path("pi-s-accent", line, 'fill="none" stroke-width="2" stroke-dasharray="5 3"'))
-            end = x > left + room - 60
-            label = f"SLO {plain(limit)}"
-            out.append(
-                text(
-                    x - 5 if end else x + 5,
-                    top + 8,
-                    label,
-                    "pi-accent pi-small pi-strong",
-                    "end" if end else "",
-                )
-            )
-        return "".join(out), base + 22
+        bars, tall = draw_histogram(values, self.slo.get(name), self.unit, self.say, width)
+        return [
+            text(0, 12, name, "pi-ink pi-h"),
+            text(52, 12, f"{SERIES[name]}, {self.unit}", SMALL),
+            *(text(0, 30 + 15 * i, row, f"{SMALL} pi-num") for i, row in enumerate(rows)),
+            translate(0, 50, "".join(bars)),
+        ], 50 + tall
 
     def plotly(self, step: int | None = None) -> Any:
         """The distributions as a plain plotly figure (extra "lab"): a histogram each, the limit as a dashed line.
@@ -229,37 +197,18 @@ class Latency(SteppedView):
             raise ConfigError('This figure needs plotly; pip install "pagedinfer[lab]" brings it.') from error
         series = {}
         for name, what in SERIES.items():
-            size, _ = _bins(values := self.values(name, step), self.slo.get(name))
+            size, _ = bins(values := self.values(name, step), self.slo.get(name))
             series[f"{name}: {what}"] = (values, size, self.slo.get(name))
-        return histograms(self.title, series)
+        return histograms(self.title, self.unit, series)
 
 
 def _values(lives: Sequence[Life], name: str) -> list[float]:
     if name == "ITL":
-        return [gap for life in lives for gap in life.itls]
+        return [gap for life in lives for gap in life.times.itl]
     if name not in SERIES:
         raise ConfigError(f"No latency {name!r}: there are {', '.join(SERIES)}.")
-    found = (life.ttft if name == "TTFT" else life.tpot for life in lives)
+    found = (life.times.ttft if name == "TTFT" else life.times.tpot for life in lives)
     return [value for value in found if value is not None]
-
-
-def _times(life: Life) -> str:
-    known = [("TTFT", life.ttft), ("TPOT", life.tpot), ("E2E", life.e2e)]
-    words = [f"{name} {plain(value)}" for name, value in known if value is not None]
-    words += [life.why] if life.why not in ("", "stop", "length") else []
-    return " · ".join(words) or "no token yet"
-
-
-def _bins(values: Sequence[float], limit: float | None) -> tuple[float, list[int]]:
-    """Width of a bar and how many values each holds, from 0 up; wide enough to show the limit."""
-    most = max([*values, limit or 0, 1])
-    size = (
-        max(1.0, round_up((most + 1) / BARS)) if all(v == int(v) for v in values) else round_up(most / BARS)
-    )
-    counts = [0] * (int(most / size + 1e-9) + 1)
-    for value in values:
-        counts[int(value / size + 1e-9)] += 1
-    return size, counts
 
 
 def _mark(phase: str, x: float, w: float) -> str:
@@ -274,29 +223,26 @@ def _mark(phase: str, x: float, w: float) -> str:
     if phase == RECOMPUTE:
         return rect("pi-c3", x, 2, w, 16)
     if phase == STALL:
-        return rect("pi-free pi-s-muted", x, 6, w, 8, 0, 'stroke-width=".75" stroke-dasharray="2 2"')
-    return rect("pi-free pi-s-alarm", x, 6, w, 8, 0, 'stroke-width=".75"') + hatched("lost", x, 6, w, 8)
+        return rect("pi-free pi-s-muted", x, 6, w, 8, 0, 'stroke-dasharray="2 2"')
+    return rect("pi-free pi-s-alarm", x, 6, w, 8) + hatched("lost", x, 6, w, 8)
 
 
 def _legend(width: float) -> tuple[list[str], float]:
-    names = {
-        "queue": "queue", "prefill": "prefill", "decode": "decode", "recompute": "recompute after a preemption",
-        "stall": "stall: left out of the step", "preempted": "preempted",
-    }  # fmt: skip
+    names = {phase: phase for phase in PHASES}
+    names |= {
+        RECOMPUTE: "recompute after a preemption",
+        STALL: "stall: left out of the step",
+        "": "first token",
+    }
     x, y, out = 0.0, 10.0, []
-    for phase, name in [*names.items(), ("", "first token")]:
+    for phase, name in names.items():
         wide = 44 + 5.8 * len(name)
         if x and x + wide > width:
             x, y = 0.0, y + 22
-        mark = (
-            _mark(phase, x, 22)
-            if phase
-            else path("pi-s-ink", f"M{number(x + 11)} 2V18", 'stroke-width="1.8"')
-        )
-        out += [translate(0, y - 6, mark), text(x + 28, y + 8, name, SMALL)]
+        token = path("pi-s-ink", f"M{number(x + 11)} 2V18", 'stroke-width="1.8"')
+        out += [
+            translate(0, y - 6, _mark(phase, x, 22) if phase else token),
+            text(x + 28, y + 8, name, SMALL),
+        ]
         x += wide
     return out, y + 18
-
-
-def _escape(words: str) -> str:
-    return words.replace("&", "&amp;").replace("<", "&lt;")

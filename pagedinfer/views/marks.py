@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from pagedinfer.views.svg import Scale, number, path, rect, text
 
 __all__ = [
-    "PATTERNS", "SMALL", "block_names", "cursor", "flow", "hatched", "heading", "percentile", "plain", "round_up",
+    "PATTERNS", "SMALL", "block_names", "cursor", "flow", "hatched", "heading", "plain", "round_up",
     "runs_of", "share", "step_axis", "wrapped",
 ]  # fmt: skip
 
@@ -38,11 +38,6 @@ def plain(value: float) -> str:
 def share(part: float, whole: float) -> str:
     """A share in per cent with one decimal; of nothing, "0.0 %"."""
     return f"{100 * part / whole if whole else 0:.1f} %"
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of the values do not exceed (nearest rank)."""
-    return sorted(values)[max(0, math.ceil(share * len(values) - 1e-9) - 1)]
 
 
 def round_up(value: float) -> float:
