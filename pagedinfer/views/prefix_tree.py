@@ -1,0 +1,327 @@
+"""Prefix tree: what the prefix cache holds, which prefix follows which, how often each was hit and how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape
+
+from pagedinfer.trace import events as ev
+from pagedinfer.trace.metrics import kept_events
+from pagedinfer.trace.recording import Recording
+from pagedinfer.views.marks import PATTERNS, SMALL, block_names, hatched, heading, share, wrapped
+from pagedinfer.views.stepped import Sheet, SteppedView
+from pagedinfer.views.svg import fit, number, rect, text, translate
+
+__all__ = ["CachedPrefix", "PrefixCache", "PrefixTree", "prefix_caches"]
+
+ROW, MAX_ROWS, ROOT = 38, 16, 10
+UNIT = 64
+"""Most pixels of a block."""
+
+
+@dataclass(slots=True)
+class CachedPrefix:
+    """One cached block: the tokens that `key` stands for, after those of `parent` (-1: at the start of a prompt).
+
+    Attributes:
+        published, used: steps in which it was cached, and last cached or hit. hits: lookups that took it.
+        pinned: it is held by a pin.
+    """
+
+    key: int
+    parent: int
+    block_id: int
+    published: int
+    used: int
+    hits: int = 0
+    pinned: bool = False
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """The prefix cache at the end of a step, folded from its events.
+
+    Attributes:
+        prefixes: cached blocks by key, in order of publication.
+        lookups, hits: admissions that asked, and those that found something. num_cached_tokens: found by all of them.
+        asked_tokens: tokens of the requests that asked.
+        causes: what happened in this step: hits and evictions, in words.
+    """
+
+    block_size: int = 1
+    step: int = 0
+    prefixes: dict[int, CachedPrefix] = field(default_factory=dict)
+    lookups: int = 0
+    hits: int = 0
+    num_cached_tokens: int = 0
+    asked_tokens: int = 0
+    causes: list[str] = field(default_factory=list)
+    _keys: dict[str, list[int]] = field(default_factory=dict)
+    _prompts: dict[str, int] = field(default_factory=dict)
+    _at: dict[int, int] = field(default_factory=dict)  # block -> key
+
+    def begin(self, step: int) -> None:
+        """Open a step."""
+        self.step, self.causes = step, []
+
+    def apply(self, event: ev.Event) -> None:
+        """Take in an event; those of cancelled plans must not come here."""
+        match event:
+            case ev.Meta():
+                self.block_size = int(event.config.get("block_size", 1))
+            case ev.Submit():
+                self._keys[event.rid] = list(event.keys)
+                self._prompts[event.rid] = event.num_prompt_tokens
+            case ev.Fork():
+                self._keys[event.rid] = list(event.keys)
+                self._prompts[event.rid] = self._prompts.get(event.parent, 0)
+            case ev.Commit():
+                for rid, keys in event.keys.items():
+                    self._keys.setdefault(rid, []).extend(keys)
+            case ev.Cache():
+                self._publish(event)
+            case ev.Hit():
+                self._hit(event)
+            case ev.Evict() | ev.Reset():
+                gone = [block_id for block_id in event.pblks if self._drop(block_id)]
+                if gone:
+                    what = "evicted" if isinstance(event, ev.Evict) else "emptied"
+                    self.causes.append(f"{what}: blocks {block_names(gone)}: {event.why}")
+            case ev.Move():
+                moved = {to: self._at.pop(old) for old, to in event.pairs if old in self._at}
+                for block_id, key in moved.items():
+                    self._at[block_id], self.prefixes[key].block_id = key, block_id
+            case ev.Pin():
+                for block_id in event.pblks:
+                    if block_id in self._at:
+                        self.prefixes[self._at[block_id]].pinned = event.pin
+
+    def _publish(self, event: ev.Cache) -> None:
+        parent = event.parent
+        for block_id, key in zip(event.pblks, event.keys, strict=True):
+            if (known := self.prefixes.get(key)) is not None:
+                self._at.pop(known.block_id, None)
+                known.block_id, known.used = block_id, self.step
+            else:
+                self.prefixes[key] = CachedPrefix(key, parent, block_id, self.step, self.step)
+            self._at[block_id], parent = key, key
+
+    def _hit(self, event: ev.Hit) -> None:
+        self.lookups += 1
+        self.asked_tokens += self._prompts.get(event.rid, 0)
+        self.num_cached_tokens += event.n
+        if not event.n:
+            return
+        self.hits += 1
+        for key in self._keys.get(event.rid, [])[: -(-event.n // self.block_size)]:
+            if key in self.prefixes:
+                self.prefixes[key].hits += 1
+                self.prefixes[key].used = self.step
+        self.causes.append(f"{event.rid} found {event.n} tokens{f': {event.why}' if event.why else ''}")
+
+    def _drop(self, block_id: int) -> bool:
+        key = self._at.pop(block_id, None)
+        return key is not None and self.prefixes.pop(key, None) is not None
+
+    def children(self) -> dict[int, list[CachedPrefix]]:
+        """Parent key -> those after it. A prefix whose parent is gone stands under -1 with those that start prompts."""
+        found: dict[int, list[CachedPrefix]] = {}
+        for prefix in self.prefixes.values():
+            found.setdefault(prefix.parent if prefix.parent in self.prefixes else -1, []).append(prefix)
+        return found
+
+
+def prefix_caches(recording: Recording) -> Iterator[PrefixCache]:
+    """The cache at the end of every step in turn: one object that changes, so read it before going on."""
+    by_step: dict[int, list[ev.Event]] = {}
+    for event in kept_events(recording.events):
+        by_step.setdefault(event.step, []).append(event)
+    cache = PrefixCache()
+    for step in range(recording.first_step, recording.last_step + 1):
+        cache.begin(step)
+        for event in by_step.get(step, ()):
+            cache.apply(event)
+        yield cache
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A chain of prefixes that differ in nothing: one cell of the drawing, `top` and `rows` in leaf rows."""
+
+    chain: list[CachedPrefix]
+    depth: int
+    users: int
+    top: int = 0
+    rows: int = 1
+
+
+class PrefixTree(SteppedView):
+    """The prefix cache as a tree, prompts from left to right: a cell is one or more blocks, right of it what follows.
+
+    Cells say how often they were hit, their age (steps since they were cached or hit last, also as a bar below) and
+    their blocks; solid edges are in use by requests, dashed ones idle: the next to be evicted.
+
+    Args:
+        recording: a run with prefix caching.
+        step: the step to open at.
+    """
+
+    name = "Prefix tree"
+
+    def __init__(self, recording: Recording, *, step: int = -1, title: str = "Prefix tree") -> None:
+        self.recording = recording
+        self._caches: Iterator[PrefixCache] = iter(())
+        self._now: PrefixCache | None = None
+        super().__init__(title, recording.first_step, recording.last_step, step)
+
+    def cache(self, step: int | None = None) -> PrefixCache:
+        """The cache at a step: read it before you ask for another. Asking for later steps in turn is quick."""
+        step = self.clamp(step)
+        if self._now is None or self._now.step > step:
+            self._caches = prefix_caches(self.recording)
+            self._now = next(self._caches)
+        while self._now.step < step:
+            self._now = next(self._caches)
+        return self._now
+
+    # -- drawing --------------------------------------------------------------------------------------------------
+
+    def sheet(self, step: int, width: int) -> Sheet:
+        """The tree, and what happened in this step."""
+        cache, users = self.cache(step), self.recording.at(step).ref_counts
+        cells, hidden = self._cells(cache, users)
+        sheet = Sheet(width, self._words(cache, users))
+        sheet.notes = [*cache.causes, *(_cell_words(cell, cache) for cell in cells)]
+        if hidden:
+            sheet.notes.append(f"and {hidden} more branches")
+        sheet.add([PATTERNS], 0)
+        sheet.add(*heading(self.title, sheet.words, width))
+        sheet.height += 6
+        rows = max((cell.top + cell.rows for cell in cells), default=0)
+        if cells:
+            deepest = max(cell.depth + len(cell.chain) for cell in cells)
+            unit = min(UNIT, (width - ROOT - 4) / deepest)
+            oldest = max(1, *(step - cell.chain[0].used for cell in cells))
+            parts = [rect("pi-muted", 0, 0, 4, rows * ROW - 4)]
+            parts += [part for cell in cells for part in self._cell(cell, cache, unit, oldest)]
+            sheet.add(parts, rows * ROW)
+            sheet.add([text(0, 12, "start of prompts", SMALL)], 20)
+        else:
+            sheet.add([text(0, 14, "Nothing is cached at this step.", "pi-muted")], 24)
+        if hidden:
+            sheet.add([text(0, 12, f"and {hidden} more branches, used longer ago", SMALL)], 20)
+        for cause in cache.causes[:4]:
+            sheet.add(*wrapped(cause, 12, width))
+        if len(cache.causes) > 4:
+            sheet.add([text(0, 12, f"and {len(cache.causes) - 4} more", SMALL)], 18)
+        sheet.add(_legend(width), 62 if width < 640 else 40)
+        return sheet
+
+    def _words(self, cache: PrefixCache, users: dict[int, int]) -> str:
+        busy = sum(users.get(prefix.block_id, 0) > 0 for prefix in cache.prefixes.values())
+        idle = len(cache.prefixes) - busy
+        words = f"step {cache.step}: {len(cache.prefixes)} cached blocks, {busy} in use, {idle} idle; "
+        words += (
+            f"{cache.hits} of {cache.lookups} lookups hit, {cache.num_cached_tokens} of {cache.asked_tokens} "
+        )
+        return f"{words}tokens ({share(cache.num_cached_tokens, cache.asked_tokens)})"
+
+    def _cells(self, cache: PrefixCache, users: dict[int, int]) -> tuple[list[_Cell], int]:
+        """The cells from top to bottom, and how many branches are left out."""
+        children = cache.children()
+        leaves = [prefix for prefix in cache.prefixes.values() if prefix.key not in children]
+        recent = sorted(leaves, key=lambda leaf: -leaf.used)[:MAX_ROWS]
+        shown: set[int] = set()
+        for leaf in recent:
+            at: CachedPrefix | None = leaf
+            while at is not None and at.key not in shown:
+                shown.add(at.key)
+                at = cache.prefixes.get(at.parent)
+        cells: list[_Cell] = []
+        row = 0
+        stack = [(prefix, 0, None) for prefix in reversed(children.get(-1, [])) if prefix.key in shown]
+        todo: list[tuple[CachedPrefix, int, _Cell | None]] = list(stack)
+        parents: dict[int, _Cell | None] = {}
+        while todo:
+            prefix, depth, above = todo.pop()
+            cell = _Cell([prefix], depth, users.get(prefix.block_id, 0), row)
+            after = [p for p in children.get(prefix.key, []) if p.key in shown]
+            while len(after) == 1 and _alike(cell, after[0], users):
+                cell.chain.append(after[0])
+                after = [p for p in children.get(after[0].key, []) if p.key in shown]
+            parents[len(cells)] = above
+            cells.append(cell)
+            todo += [(p, depth + len(cell.chain), cell) for p in reversed(after)]
+            if not after:
+                row += 1
+        for i in reversed(range(len(cells))):
+            if (above := parents[i]) is not None:
+                above.rows = max(above.rows, cells[i].top + cells[i].rows - above.top)
+        return cells, len(leaves) - len(recent)
+
+    def _cell(self, cell: _Cell, cache: PrefixCache, unit: float, oldest: int) -> list[str]:
+        """The cell, and apart from it what changes with every step: its age."""
+        x, y = ROOT + cell.depth * unit, cell.top * ROW
+        w, h = len(cell.chain) * unit - 3, cell.rows * ROW - 4
+        prefix, age = cell.chain[0], cache.step - cell.chain[0].used
+        edge = 'fill-opacity=".38"' if cell.users else 'fill-opacity=".12" stroke-dasharray="4 3"'
+        body = rect("pi-live pi-s-ink" if cell.users else "pi-live pi-s-muted", x, y, w, h, 0, edge)
+        if prefix.pinned:
+            body += hatched("idle", x, y, w, h)
+        hits, blocks, names = f"×{prefix.hits}", len(cell.chain), block_names(p.block_id for p in cell.chain)
+        wide = w >= 12 * len(hits) + 46
+        body += text(x + 4, y + 13, hits, "pi-ink pi-small pi-strong pi-num")
+        line = f"blocks {names}" if blocks > 1 else f"block {names}"
+        line = line if _fits(line, w) or blocks == 1 else f"{blocks} blocks"
+        if h >= (26 if wide else 44) and _fits(line, w):
+            body += text(x + 4, y + (26 if wide else 39), line, "pi-ink pi-small pi-num")
+        at = f'data-k="{prefix.key}" data-x="{number(x)}" data-y="{number(y)}"'
+        out = [f"<g {at}><title>{escape(_cell_words(cell, cache))}</title>{body}</g>"]
+        out.append(rect("pi-slack", x + 1, y + h - 4, (w - 2) * age / oldest, 3))
+        if _fits(f"age {age}", w):
+            place = (x + 4 + 7 * len(hits) + 8, y + 13) if wide else (x + 4, y + 26)
+            out.append(text(*place, f"age {age}", "pi-ink pi-small pi-num"))
+        return out
+
+
+def _fits(words: str, width: float) -> bool:
+    return fit(words, width - 5, 11) == words
+
+
+def _alike(cell: _Cell, prefix: CachedPrefix, users: dict[int, int]) -> bool:
+    last = cell.chain[-1]
+    same = (last.hits, last.used, last.pinned) == (prefix.hits, prefix.used, prefix.pinned)
+    return same and users.get(prefix.block_id, 0) == cell.users
+
+
+def _cell_words(cell: _Cell, cache: PrefixCache) -> str:
+    prefix, size = cell.chain[0], cache.block_size
+    many = "s" if len(cell.chain) > 1 else ""
+    words = f"block{many} {block_names(p.block_id for p in cell.chain)}: tokens {cell.depth * size} to "
+    words += (
+        f"{(cell.depth + len(cell.chain)) * size - 1}, hits {prefix.hits}, last used in step {prefix.used}, "
+    )
+    words += f"in use by {cell.users}" if cell.users else "idle"
+    gone = prefix.parent != -1 and prefix.parent not in cache.prefixes
+    return words + (", pinned" if prefix.pinned else "") + (", what came before it is gone" if gone else "")
+
+
+def _legend(width: float) -> list[str]:
+    box = (0, -11, 22, 13)
+    marks = (
+        ("in use", rect("pi-live pi-s-ink", *box, 0, 'fill-opacity=".38"')),
+        ("idle", rect("pi-live pi-s-muted", *box, 0, 'fill-opacity=".12" stroke-dasharray="4 3"')),
+        ("pinned", rect("pi-live pi-s-ink", *box, 0, 'fill-opacity=".38"') + hatched("idle", *box)),
+        ("×3: hits", ""),
+        ("age: steps since cached or hit, bar to the oldest", rect("pi-slack", 0, -4, 22, 3)),
+    )
+    x, y, out = 0.0, 22.0, []
+    for name, mark in marks:
+        room = 28 if mark else 0
+        wide = room + 22 + 5.8 * len(name)
+        if x and x + wide > width:
+            x, y = 0.0, y + 20
+        out += [translate(x, y, mark), text(x + room, y, name, SMALL)]
+        x += wide
+    return out
