@@ -9,7 +9,8 @@ from handmade import HandMade
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording, RecordingError
-from pagedinfer.views.lab import FragmentationLab, layout_of, named_recordings
+from pagedinfer.views.address_space import layout_of
+from pagedinfer.views.lab import FragmentationLab, named_recordings
 
 SVG = "{http://www.w3.org/2000/svg}"
 

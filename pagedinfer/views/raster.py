@@ -28,7 +28,7 @@ _GLYPHS = (
     "; 02024|- 00700|+ 02720|≤ 12470|≥ 42170|% 51245|( 12221|) 42224|/ 11244|= 07070|× 05250|· 00200|… 00005|"
     "< 12421|> 42124|_ 00007|? 71202|# 57575|' 22000|→ 02720"
 )
-_FONT = dict(part.split(" ") for part in _GLYPHS.split("|"))
+_FONT = dict(part.split(" ") for part in _GLYPHS.split("|")) | {"|": "22222"}
 
 _ZOOM = 1.3
 """Capitals are wider than the text that they stand for: so much larger the picture is."""
@@ -99,9 +99,13 @@ class _Canvas:
                 fill = _tone(name[3:]) or fill
         paint, opacity = node.get("fill", ""), float(node.get("fill-opacity", 1))
         if paint.startswith("url"):
-            self._fill(outlines, self._place(LIGHT.alarm if "lost" in paint else LIGHT.page), striped=True)
+            for outline in outlines:
+                self._fill(
+                    [outline], self._place(LIGHT.alarm if "lost" in paint else LIGHT.page), striped=True
+                )
         elif fill is not None and paint != "none":
-            self._fill(outlines, self._place(fill, opacity))
+            for outline in outlines:
+                self._fill([outline], self._place(fill, opacity))
         if stroke is not None:
             dashed = "stroke-dasharray" in node.attrib
             for outline in outlines:
