@@ -78,16 +78,19 @@ def random_run(seed, **options):
     return randomly(seed, **options).recording
 
 
-def randomly(seed, *, faults=True, num_requests=14, config=None, drain=True):
-    """A finished run of random requests that crowd each other. Without `faults`: submissions and aborts only."""
+def randomly(seed, *, faults=True, failures=True, num_requests=14, config=None):
+    """A finished run of random requests that crowd each other.
+
+    Without `faults` nothing but submissions and aborts, without `failures` no cancelled plans and no sick rows.
+    """
     rng = random.Random(seed)
     config = config or EngineConfig(
         num_blocks=rng.choice([6, 8, 12, 20]), block_size=rng.choice([1, 2, 3, 4]),
-        max_num_seqs=rng.choice([2, 3, 4, 8]), max_num_batched_tokens=rng.choice([3, 5, 8, 16]), max_model_len=rng.choice([24, 40]),
-        watermark=rng.choice([0.0, 0.0, 0.25]),
+        max_num_seqs=rng.choice([2, 3, 4, 8]), max_num_batched_tokens=rng.choice([3, 5, 8, 16]),
+        max_model_len=rng.choice([24, 40]), watermark=rng.choice([0.0, 0.0, 0.25]),
     )  # fmt: skip
     run, number = Run(config), 0
-    while number < num_requests or (drain and run.scheduler.requests):
+    while number < num_requests or run.scheduler.requests:
         if number < num_requests and rng.random() < 0.5:
             try:
                 stop = rng.choice([None, None, rng.randint(1, 6)])
@@ -99,13 +102,13 @@ def randomly(seed, *, faults=True, num_requests=14, config=None, drain=True):
         if live and rng.random() < 0.05:
             run.scheduler.abort(rng.choice(live))
         running = [r.request_id for r in run.scheduler.running if r.status == Status.RUNNING]
-        if faults and rng.random() < 0.1:
+        if faults and failures and rng.random() < 0.1:
             run.scheduler.cancel(run.scheduler.schedule(float(run.scheduler.step)), "made up")
         if faults and running and rng.random() < 0.05:
             run.scheduler.preempt(rng.choice(running), "forced")
         if faults and rng.random() < 0.05:
             run.scheduler.blocks.refuse_calls.add(run.scheduler.blocks.num_calls + rng.randint(0, 3))
         if run.scheduler.requests:
-            run.step([rng.choice(live)] if faults and live and rng.random() < 0.02 else ())
+            run.step([rng.choice(live)] if faults and failures and live and rng.random() < 0.02 else ())
         assert run.scheduler.step < 3_000
     return run

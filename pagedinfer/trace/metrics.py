@@ -167,7 +167,7 @@ def kept_events(events: Iterable[ev.Event]) -> list[ev.Event]:
         elif isinstance(event, ev.Cancel):
             gone.update(map(id, [*plans.pop(event.step, ()), event]))
             row = None
-        elif isinstance(event, _OUTSIDE):
+        elif event.kind in _OUTSIDE:
             row = None
             if isinstance(event, ev.Commit):
                 plans.pop(event.step, None)
@@ -176,10 +176,9 @@ def kept_events(events: Iterable[ev.Event]) -> list[ev.Event]:
     return [event for event in kept if id(event) not in gone] if gone else kept
 
 
-_OUTSIDE = (
-    ev.Meta, ev.Keyframe, ev.Submit, ev.Fork, ev.Reject, ev.Abort, ev.Commit, ev.Finish, ev.Pin, ev.Reset, ev.Resize,
-    ev.Compact,
-)  # fmt: skip
+_OUTSIDE = frozenset(
+    ("meta", "keyframe", "submit", "fork", "reject", "abort", "commit", "finish", "pin", "reset", "resize", "compact")
+)
 
 
 def lives(recording: Recording) -> list[Life]:

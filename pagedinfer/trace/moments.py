@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Follower", "Moment", "moments"]
 
-_ENDING = (ev.Cache, ev.Error, ev.Finish, ev.Free, ev.Gap, ev.Slide, ev.Trim)
+_ENDING = (ev.Cache, ev.Error, ev.Finish, ev.Free, ev.Gap, ev.Retain, ev.Slide, ev.Trim)
 """Kinds that may follow a `commit` and belong to its step; anything else begins what the next step gets."""
 
 

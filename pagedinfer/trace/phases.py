@@ -33,12 +33,12 @@ class Phases:
     Attributes:
         life: the request.
         by_step: step -> phase, from the step after its submission to its last.
-        num_recomputed_tokens: tokens computed again because a preemption had thrown them away.
+        recomputed: step -> tokens computed again in it, because a preemption had thrown them away.
     """
 
     life: Life
     by_step: dict[int, str] = field(default_factory=dict)
-    num_recomputed_tokens: int = 0
+    recomputed: dict[int, int] = field(default_factory=dict)
     _high: int = 0  # tokens computed at least once
     _has_place: bool = False
 
@@ -47,6 +47,11 @@ class Phases:
         """Steps of each phase, every phase named."""
         found = Counter(self.by_step.values())
         return {phase: found[phase] for phase in PHASES}
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens computed again, in all steps."""
+        return sum(self.recomputed.values())
 
     def runs(self) -> list[tuple[str, int, int]]:
         """(phase, first step, last step) of each stretch, in order."""
@@ -71,7 +76,8 @@ class Phases:
         rid, life = self.life.rid, self.life
         start, end = moment.spans.get(rid, (0, 0))
         again = max(0, min(end, self._high) - start)
-        self.num_recomputed_tokens += again
+        if again:
+            self.recomputed[moment.step] = again
         self._high = max(self._high, end)
         if rid in moment.spans:
             first = not life.steps.tokens or life.steps.tokens[0] == moment.step
