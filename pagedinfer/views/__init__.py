@@ -11,11 +11,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.trace.recording import Recording
+from pagedinfer.views.batch import BatchComposition
 from pagedinfer.views.blocks import block_map_svg
+from pagedinfer.views.compare_view import RunComparison
 from pagedinfer.views.export import export_html
+from pagedinfer.views.lab import FragmentationLab
+from pagedinfer.views.latency import Latency
 from pagedinfer.views.memory import memory_svg
 from pagedinfer.views.picture import PANES, describe, picture_svg
 from pagedinfer.views.png import block_map_png
+from pagedinfer.views.prefix_tree import PrefixTree
 from pagedinfer.views.static_view import StaticView
 from pagedinfer.views.timeline import timeline_svg
 
@@ -24,7 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PANES",
+    "BatchComposition",
     "EngineView",
+    "FragmentationLab",
+    "Latency",
+    "PrefixTree",
+    "RunComparison",
     "StaticView",
     "batch_timeline",
     "block_map",

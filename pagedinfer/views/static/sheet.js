@@ -35,7 +35,12 @@ function render({ model, el }) {
   view.move = (by) => goTo(at + by);
   view.select = () => {};
   view.isPlaying = () => timer !== 0;
-  view.pause = () => { clearInterval(timer); timer = 0; controls.draw(); };
+  view.pause = () => {
+    if (!timer) return;
+    clearInterval(timer);
+    timer = 0;
+    queueMicrotask(controls.draw);  // not now: it would put the slider back before its new place is read
+  };
   view.togglePlay = () => {
     if (timer) return view.pause();
     if (at >= steps.length - 1) goTo(0);
