@@ -9,6 +9,7 @@ __all__ = [
     "ModelError",
     "OutOfBlocks",
     "PagedInferError",
+    "QueueFull",
     "RecordingError",
     "RequestError",
     "RequestTooLong",
@@ -57,6 +58,10 @@ class RequestTooLong(RequestError):
 
 class DuplicateRequest(RequestError):
     """A live request already has this id."""
+
+
+class QueueFull(RequestError):
+    """As many requests wait as `max_num_waiting` allows; try again later."""
 
 
 class UnknownRequest(PagedInferError, KeyError):

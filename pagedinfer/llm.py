@@ -47,6 +47,8 @@ class LLM:
         seed: seed of requests that have none of their own.
         device: "cpu", or a device of torch.
         watermark: share of the pool kept free at admission; see `EngineConfig`.
+        num_draft_tokens: the most tokens guessed ahead for a request and step, from its own text; 0 for none. Outputs
+            stay the same; see `runner.acceptance`.
 
     Attributes:
         engine: the engine: `add_request`, `step`, `abort`, `snapshot`, `metrics`, ...
@@ -68,6 +70,7 @@ class LLM:
         seed: int | None = 0,
         device: str = "cpu",
         watermark: float = 0.01,
+        num_draft_tokens: int = 0,
         **unsupported: Any,
     ) -> None:
         """Load the model and make the engine.
@@ -80,7 +83,8 @@ class LLM:
         # All that needs no model is checked before one is loaded.
         EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
                      max_model_len=1 if max_model_len is None else max_model_len, max_num_seqs=max_num_seqs,
-                     max_num_batched_tokens=max_num_batched_tokens, watermark=watermark)  # fmt: skip
+                     max_num_batched_tokens=max_num_batched_tokens, watermark=watermark,
+                     num_draft_tokens=num_draft_tokens)  # fmt: skip
         check_pool_size(
             num_blocks=num_blocks, kv_cache_bytes=kv_cache_bytes, memory_share=gpu_memory_utilization
         )
@@ -106,6 +110,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             watermark=watermark,
+            num_draft_tokens=num_draft_tokens,
         )
         self.engine = Engine(
             config,

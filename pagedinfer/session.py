@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.engine import Engine
@@ -21,6 +21,9 @@ from pagedinfer.trace.breakpoints import Breakpoints
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.watch import Stop, Watch
+
+if TYPE_CHECKING:
+    from pagedinfer.runner.taps import Tap
 
 __all__ = ["Session"]
 
@@ -151,8 +154,20 @@ class Session:
         self._views.add(view)
         return view
 
+    def tap(self, **options: Any) -> Tap:
+        """Watch attention and sampling from now on; `options` are those of `runner.taps.Tap`.
+
+        Raises:
+            ConfigError: the engine's runner has no tensors, or no such layer or head.
+        """
+        from pagedinfer.runner.taps import Tap
+
+        tap = Tap(**options).attach(self.engine.runner)
+        self._views.add(tap)
+        return tap
+
     def close(self) -> None:
-        """Stop recording and detach the views. The engine lives on. Harmless when called twice."""
+        """Stop recording and detach views and taps. The engine lives on. Harmless when called twice."""
         self._recorder.stop()
         for view in list(self._views):
             view.close()

@@ -34,12 +34,13 @@ LAYERS = {
     "trace.events": ("trace.schema",),
     "trace.bus": ("errors", "trace.events"),
     "memory": ("errors", "config", "trace.events", "trace.bus"),
-    "engine": ("errors", "config", "randomness", "memory", "trace.events", "trace.bus"),
-    "trace": ("errors", "config"),
+    "engine": ("errors", "checks", "config", "randomness", "memory", "trace.events", "trace.bus"),
+    "trace": ("errors", "config", "memory.free_queue"),
+    "trace.tap_records": ("errors",),
     "views": ("errors", "config", "trace"),
     "backends": ("errors", "config"),
     "model": ("errors", "config", "backends"),
-    "runner": ("errors", "config", "randomness", "engine", "backends", "model"),
+    "runner": ("errors", "config", "randomness", "engine", "backends", "model", "trace.tap_records"),
     "sim": ("errors", "config", "memory", "engine", "trace"),
 }
 # These wire the sides together and may import anything of ours.

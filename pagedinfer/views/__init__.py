@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.trace.recording import Recording
+from pagedinfer.views.attention import AttentionView, attention_svg
 from pagedinfer.views.batch import BatchComposition
 from pagedinfer.views.blocks import block_map_svg
 from pagedinfer.views.compare_view import RunComparison
@@ -21,6 +22,7 @@ from pagedinfer.views.memory import memory_svg
 from pagedinfer.views.picture import PANES, describe, picture_svg
 from pagedinfer.views.png import block_map_png
 from pagedinfer.views.prefix_tree import PrefixTree
+from pagedinfer.views.sampling import SamplingView, sampling_svg
 from pagedinfer.views.static_view import StaticView
 from pagedinfer.views.timeline import timeline_svg
 
@@ -29,13 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PANES",
+    "AttentionView",
     "BatchComposition",
     "EngineView",
     "FragmentationLab",
     "Latency",
     "PrefixTree",
     "RunComparison",
+    "SamplingView",
     "StaticView",
+    "attention_svg",
     "batch_timeline",
     "block_map",
     "block_map_png",
@@ -45,6 +50,7 @@ __all__ = [
     "memory_chart",
     "memory_svg",
     "picture_svg",
+    "sampling_svg",
     "timeline_svg",
 ]
 

@@ -1,0 +1,21 @@
+"""Which allocator a config names."""
+
+from __future__ import annotations
+
+from pagedinfer.config import EngineConfig
+from pagedinfer.memory.allocator import KVAllocator
+from pagedinfer.memory.blocks import BlockManager
+from pagedinfer.trace.bus import EventBus
+
+__all__ = ["make_allocator"]
+
+
+def make_allocator(config: EngineConfig, bus: EventBus) -> KVAllocator:
+    """Paged memory, or a contiguous strategy."""
+    return BlockManager(
+        config.num_blocks,
+        config.block_size,
+        bus,
+        windows=config.group_windows,
+        max_step_tokens=config.max_num_batched_tokens,
+    )
