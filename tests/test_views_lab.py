@@ -90,6 +90,42 @@ def test_holes_and_external_fragmentation(holes):
     )
 
 
+def test_moves_are_told_drawn_and_followed(holes):
+    pairs = ((6, 0), (7, 1), (8, 2))
+    holes.step({"B": 1}, ev.Move("B", 0, pairs, "D needs 8 blocks in a row"), tokens="B")
+    view = FragmentationLab([holes.recording])
+    layout = view.layout("first-fit")
+    assert layout.moves == [("B", pairs)]
+    assert [(e.rid, e.first, e.count, e.tokens) for e in layout.extents] == [("B", 0, 3, 11)]
+    assert (layout.holes, layout.fragmentation) == ([(3, 13)], 0)
+    root = ET.fromstring(view.svg())
+    words = [node.text for node in root.iter(f"{SVG}text")]
+    assert "B moved to blocks 0 to 2: D needs 8 blocks in a row" in words
+    arrows = [node.get("d") for node in root.iter(f"{SVG}path") if node.get("class") == "pi-s-accent"]
+    scale = 918 / 16
+    numbers = [float(n) for n in re.findall(r"[\d.]+", arrows[0])]
+    assert (numbers[0], numbers[3]) == pytest.approx((7.5 * scale + 1, 1.5 * scale + 1), abs=0.06), (
+        "middle to middle"
+    )
+    places = [
+        ET.fromstring(view.svg(step)).find(f".//{SVG}g[@data-k='0/B/0']").get("data-x") for step in (2, 3)
+    ]
+    assert [float(x) for x in places] == pytest.approx([6 * scale + 1, 1], abs=0.06), (
+        "one part, another place"
+    )
+
+
+def test_shared_blocks_belong_to_the_one_that_came_first():
+    made = HandMade(num_blocks=8, block_size=4).submit("A", 8).submit("B", 9)
+    made.step({"A": 8}, ev.Admit("A", ""), ev.Alloc("A", 0, 0, (0, 1, 2)), tokens="A")
+    made.step(
+        {"B": 1}, ev.Admit("B", ""), ev.Share("B", 0, 0, (0, 1), 8), ev.Alloc("B", 0, 2, (3,)), tokens="B"
+    )
+    layout = layout_of(made.recording, 2)
+    assert [(e.rid, e.first, e.count, e.tokens) for e in layout.extents] == [("A", 0, 3, 8), ("B", 3, 1, 1)]
+    assert layout.holes == [(4, 4)]
+
+
 def test_paged_allocation_has_no_external_fragmentation(paged, holes):
     view = FragmentationLab([paged, holes.recording, holes.recording])
     assert list(view.fragmentation) == ["first-fit", "first-fit (2)"]

@@ -7,7 +7,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from handmade import HandMade
 
+from pagedinfer.engine.request import Request
 from pagedinfer.trace import events as ev
+from pagedinfer.trace.metrics import kept_events
 from pagedinfer.views.prefix_tree import PrefixTree
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -139,31 +141,68 @@ def test_cells_do_not_overlap(cache):
             assert x + w <= x2 + 0.11 or x2 + w2 <= x + 0.11 or y + h <= y2 + 0.11 or y2 + h2 <= y + 0.11
 
 
-def test_moves_pins_and_resets():
+def test_retention_moves_and_resets():
     made = HandMade(num_blocks=8, block_size=4).submit("A", 8, 4, (5, 6))
-    made.step(
-        {"A": 8},
-        ev.Admit("A", ""),
-        ev.Hit("A", 0, "nothing cached"),
-        ev.Alloc("A", 0, 0, (0, 1, 2)),
-        tokens="A",
-    )
-    made.add(ev.Cache("A", (0, 1), (5, 6), -1), ev.Pin((0,), True))
-    view = PrefixTree(made.recording)
-    assert [p.pinned for p in view.cache().prefixes.values()] == [True, False]
-    assert "0 of 1 lookups hit, 0 of 8 tokens (0.0 %)" in view.text()
-    made.add(ev.Pin((0,), False), ev.Evict((0,), "needed"))
-    view = PrefixTree(made.recording)
+    admitted = [ev.Admit("A", ""), ev.Hit("A", 0, "nothing cached"), ev.Alloc("A", 0, 0, (0, 1, 2))]
+    made.step({"A": 8}, *admitted, tokens="A")
+    made.add(ev.Cache("A", (0, 1), (5, 6), -1), ev.Retain((0,), 101, -1), ev.Retain((1,), 80, -1))
+    text = PrefixTree(made.recording).text()
+    assert "block 0: tokens 0 to 3, hits 0, last used in step 1, in use by 1, pinned" in text
+    assert "block 1: tokens 4 to 7, hits 0, last used in step 1, in use by 1, retention priority 80" in text
+    assert "0 of 1 lookups hit, 0 of 8 tokens (0.0 %)" in text
+    made.add(ev.Expire((0, 1))).step({"A": 1}, ev.Move("A", 0, ((0, 4), (1, 5)), "compaction"), tokens="A")
     assert (
-        "block 1: tokens 0 to 3, hits 0, last used in step 1, in use by 1, what came before it is gone"
-        in view.text()
+        "blocks 4 to 5: tokens 0 to 7, hits 0, last used in step 1, in use by 1"
+        in PrefixTree(made.recording).text()
     )
-    assert "evicted: blocks 0: needed" in view.text()
-    made.add(ev.Reset((1,), "asked for"))
+    made.finish("A", 4, 5, 2).add(ev.Evict((4,), "needed"))
+    text = PrefixTree(made.recording).text()
+    assert "block 5: tokens 0 to 3, hits 0, last used in step 1, idle, what came before it is gone" in text
+    assert "evicted: blocks 4: needed" in text
+    made.add(ev.Reset((5,), "asked for"))
     assert "Nothing is cached at this step." in PrefixTree(made.recording).svg()
 
 
-def test_without_a_cache_the_view_says_so(simulated_run):
-    view = PrefixTree(simulated_run(seed=1).finish())
-    if not view.cache().prefixes:
-        assert "Nothing is cached at this step." in view.svg()
+class SharedPrompts:
+    """Requests of the real scheduler whose prompts share beginnings."""
+
+    def __init__(self, simulated_run, seed):
+        rng, run = (
+            random.Random(seed),
+            simulated_run(seed=seed, requests=0, num_blocks=24, block_size=4, aborts=0),
+        )
+        texts = [[rng.randint(1, 50) for _ in range(40)] for _ in range(3)]
+        for number in range(24):
+            tokens = rng.choice(texts)[: rng.randint(4, 30)] + [
+                rng.randint(60, 90) for _ in range(rng.randint(1, 9))
+            ]
+            run.scheduler.submit(
+                Request(f"Q{number}", len(tokens), rng.randint(2, 9), token_ids=tokens), run.scheduler.step
+            )
+            run.advance()
+        self.recording = run.finish()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_on_real_runs_the_fold_is_the_recorded_state(simulated_run, seed):
+    recording = SharedPrompts(simulated_run, seed).recording
+    view, hits = PrefixTree(recording), 0
+    for state in recording.states():
+        cache = view.cache(state.step)
+        assert {p.block_id: (0, key) for key, p in cache.prefixes.items()} == state.cached
+        for key, prefix in cache.prefixes.items():
+            assert prefix.parent in (state.parents[key], -1)
+        hits = cache.hits
+        text = view.text(state.step)
+        assert (
+            f"{len(state.cached)} cached blocks, {len(state.cached.keys() & state.ref_counts.keys())} in use"
+            in text
+        )
+    assert hits > 3
+    found = [event.n for event in kept_events(recording.events) if isinstance(event, ev.Hit)]
+    assert (cache.lookups, cache.hits, cache.num_cached_tokens) == (
+        len(found),
+        sum(map(bool, found)),
+        sum(found),
+    )
+    assert any(isinstance(event, ev.Evict) for event in recording.events)

@@ -129,7 +129,9 @@ def test_what_the_browser_gets_is_the_drawing(make):
 
 
 def test_long_runs_are_shown_at_spaced_steps(simulated_run):
-    recording = simulated_run(requests=3, outputs=(500, 700), num_blocks=256, prompts=(4, 9), aborts=0).finish()
+    recording = simulated_run(
+        requests=3, outputs=(500, 700), num_blocks=256, prompts=(4, 9), aborts=0
+    ).finish()
     view = BatchComposition(recording, step=333)
     frames = view.frames()
     assert view.last_step > MAX_FRAMES

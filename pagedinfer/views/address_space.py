@@ -111,12 +111,19 @@ def _holes(state: State) -> list[tuple[int, int]]:
 
 def _extents(state: State) -> list[Extent]:
     """By address; a block that several requests share belongs to the one that came first."""
-    found, taken = [], set()
+    found: list[Extent] = []
+    taken: set[int] = set()
     for rid in sorted(state.requests, key=lambda rid: state.requests[rid].arrival):
-        fills = dict(zip(state.requests[rid].block_table, state.fill(rid), strict=True))
-        own = [block_id for block_id in fills if block_id >= 0 and block_id not in taken]
-        taken.update(own)
-        for part, (first, count) in enumerate(runs_of(own)):
-            tokens = sum(max(0, fills[block_id]) for block_id in range(first, first + count))
-            found.append(Extent(rid, part, first, count, tokens))
+        fill, part = state.fill(rid), 0
+        for table in state.requests[rid].tables():
+            fills = {
+                block_id: fill[i]
+                for i, block_id in enumerate(table)
+                if block_id >= 0 and block_id not in taken
+            }
+            taken.update(fills)
+            for first, count in runs_of(fills):
+                tokens = sum(max(0, fills[block_id]) for block_id in range(first, first + count))
+                found.append(Extent(rid, part, first, count, tokens))
+                part += 1
     return sorted(found, key=lambda extent: extent.first)

@@ -19,7 +19,7 @@ class CachedPrefix:
 
     Attributes:
         published, used: steps in which it was cached, and last cached or hit. hits: lookups that took it.
-        pinned: it is held by a pin.
+        priority: how long it stays: 0 goes first, 101 is pinned; None where nobody said.
     """
 
     key: int
@@ -28,17 +28,17 @@ class CachedPrefix:
     published: int
     used: int
     hits: int = 0
-    pinned: bool = False
+    priority: int | None = None
 
 
 @dataclass(slots=True)
 class PrefixCache:
-    """The prefix cache at the end of a step, folded from its events.
+    """The prefix cache at the end of a step, folded from its events. Of several groups of layers it is the first one's.
 
     Attributes:
         prefixes: cached blocks by key, in order of publication.
         lookups, hits: admissions that asked, and those that found something. num_cached_tokens: found by all of them.
-        asked_tokens: tokens of the requests that asked.
+        asked_tokens: tokens that the requests which asked had then.
         causes: what happened in this step: hits and evictions, in words.
     """
 
@@ -51,7 +51,8 @@ class PrefixCache:
     asked_tokens: int = 0
     causes: list[str] = field(default_factory=list)
     _keys: dict[str, list[int]] = field(default_factory=dict)
-    _prompts: dict[str, int] = field(default_factory=dict)
+    _lengths: dict[str, int] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)  # keys that were cached once
     _at: dict[int, int] = field(default_factory=dict)  # block -> key
 
     def begin(self, step: int) -> None:
@@ -64,15 +65,16 @@ class PrefixCache:
             case ev.Meta():
                 self.block_size = int(event.config.get("block_size", 1))
             case ev.Submit():
-                self._keys[event.rid] = list(event.keys)
-                self._prompts[event.rid] = event.num_prompt_tokens
+                self._keys[event.rid], self._lengths[event.rid] = list(event.keys), event.num_prompt_tokens
             case ev.Fork():
                 self._keys[event.rid] = list(event.keys)
-                self._prompts[event.rid] = self._prompts.get(event.parent, 0)
+                self._lengths[event.rid] = self._lengths.get(event.parent, 0)
             case ev.Commit():
                 for rid, keys in event.keys.items():
                     self._keys.setdefault(rid, []).extend(keys)
-            case ev.Cache():
+                for rid, n in event.tokens.items():
+                    self._lengths[rid] = self._lengths.get(rid, 0) + n
+            case ev.Cache() if event.group == 0:
                 self._publish(event)
             case ev.Hit():
                 self._hit(event)
@@ -85,14 +87,18 @@ class PrefixCache:
                 moved = {to: self._at.pop(old) for old, to in event.pairs if old in self._at}
                 for block_id, key in moved.items():
                     self._at[block_id], self.prefixes[key].block_id = key, block_id
-            case ev.Pin():
+            case ev.Retain() | ev.Expire():
                 for block_id in event.pblks:
                     if block_id in self._at:
-                        self.prefixes[self._at[block_id]].pinned = event.pin
+                        kept = event.priority if isinstance(event, ev.Retain) else None
+                        self.prefixes[self._at[block_id]].priority = kept
 
     def _publish(self, event: ev.Cache) -> None:
-        parent = event.parent
+        chain, parent = self._keys.get(event.rid, []), event.parent
+        before = dict(zip(chain[1:], chain, strict=False))  # blocks between may be cached as another's
         for block_id, key in zip(event.pblks, event.keys, strict=True):
+            parent = before.get(key, parent)
+            self._seen.add(key)
             if (known := self.prefixes.get(key)) is not None:
                 self._at.pop(known.block_id, None)
                 known.block_id, known.used = block_id, self.step
@@ -102,7 +108,7 @@ class PrefixCache:
 
     def _hit(self, event: ev.Hit) -> None:
         self.lookups += 1
-        self.asked_tokens += self._prompts.get(event.rid, 0)
+        self.asked_tokens += self._lengths.get(event.rid, 0)
         self.num_cached_tokens += event.n
         if not event.n:
             return
@@ -116,6 +122,10 @@ class PrefixCache:
     def _drop(self, block_id: int) -> bool:
         key = self._at.pop(block_id, None)
         return key is not None and self.prefixes.pop(key, None) is not None
+
+    def is_orphan(self, prefix: CachedPrefix) -> bool:
+        """Whether what came before it was cached and is no more: no lookup finds it until that is back."""
+        return prefix.parent in self._seen and prefix.parent not in self.prefixes
 
     def children(self) -> dict[int, list[CachedPrefix]]:
         """Parent key -> those after it. A prefix whose parent is gone stands under -1 with those that start prompts."""

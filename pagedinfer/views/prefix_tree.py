@@ -141,7 +141,7 @@ class PrefixTree(SteppedView):
         prefix, age = cell.chain[0], cache.step - cell.chain[0].used
         edge = 'fill-opacity=".38"' if cell.users else 'fill-opacity=".12" stroke-dasharray="4 3"'
         body = rect("pi-live pi-s-ink" if cell.users else "pi-live pi-s-muted", x, y, w, h, 0, edge)
-        if prefix.pinned:
+        if prefix.priority is not None and prefix.priority > 100:
             body += hatched("idle", x, y, w, h)
         hits, blocks, names = f"×{prefix.hits}", len(cell.chain), block_names(p.block_id for p in cell.chain)
         wide = w >= 12 * len(hits) + 46
@@ -165,7 +165,7 @@ def _fits(words: str, width: float) -> bool:
 
 def _alike(cell: _Cell, prefix: CachedPrefix, users: dict[int, int]) -> bool:
     last = cell.chain[-1]
-    same = (last.hits, last.used, last.pinned) == (prefix.hits, prefix.used, prefix.pinned)
+    same = (last.hits, last.used, last.priority) == (prefix.hits, prefix.used, prefix.priority)
     return same and users.get(prefix.block_id, 0) == cell.users
 
 
@@ -177,8 +177,9 @@ def _cell_words(cell: _Cell, cache: PrefixCache) -> str:
         f"{(cell.depth + len(cell.chain)) * size - 1}, hits {prefix.hits}, last used in step {prefix.used}, "
     )
     words += f"in use by {cell.users}" if cell.users else "idle"
-    gone = prefix.parent != -1 and prefix.parent not in cache.prefixes
-    return words + (", pinned" if prefix.pinned else "") + (", what came before it is gone" if gone else "")
+    if prefix.priority is not None:
+        words += ", pinned" if prefix.priority > 100 else f", retention priority {prefix.priority}"
+    return words + (", what came before it is gone" if cache.is_orphan(prefix) else "")
 
 
 def _legend(width: float) -> list[str]:
