@@ -289,7 +289,9 @@ class RunComparison(SteppedView):
                 if texture:
                     out.append(("", _box(x, y + h - high, w, high), f'fill="url(#pi-x{colour}-{texture})"'))
         if differs:
-            out.append(("pi-s-alarm", _box(x + 1, y + 1, w - 2, h - 2), 'fill="none" stroke-width="2.4"'))
+            ring = _box(x + 1, y + 1, w - 2, h - 2)  # with an edge of the page's colour: it may lie on red
+            out.append(("pi-s-page", ring, 'fill="none" stroke-width="4.6"'))
+            out.append(("pi-s-alarm", ring, 'fill="none" stroke-width="2.2"'))
         return out
 
     def _label(self, rid: str, full: float, x: float, y: float, w: float, h: float) -> str:
