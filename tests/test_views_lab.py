@@ -168,3 +168,22 @@ def test_an_extent_grows_with_its_tokens(holes):
     holes.step({"B": 1}, tokens="B")
     layout = layout_of(holes.recording, 3)
     assert [(e.rid, e.first, e.count, e.tokens) for e in layout.extents] == [("B", 6, 3, 11)]
+
+
+@pytest.mark.parametrize("allocator", ["reserve-max", "first-fit", "best-fit", "buddy", "grow-by-move"])
+def test_on_real_contiguous_runs_the_numbers_are_those_of_the_state(simulated_run, allocator):
+    pytest.importorskip(
+        "pagedinfer.memory.contiguous", reason="the contiguous allocators are not in this tree"
+    )
+    recording = simulated_run(
+        seed=4, requests=16, num_blocks=48, block_size=4, max_model_len=96, prompts=(8, 50), outputs=(4, 40),
+        allocator=allocator, compaction=allocator == "first-fit",
+    ).finish()  # fmt: skip
+    view, moved = FragmentationLab([recording]), 0
+    for state in recording.states():
+        layout, usage = view.layout(allocator, state.step), state.usage()
+        assert layout.fragmentation == pytest.approx(usage["external_fragmentation"])
+        assert layout.unwritten == usage["tail_slack_slots"] + usage["reserved_slots"]
+        assert layout.free == len(state.free)
+        moved += len(layout.moves)
+    assert moved or allocator not in ("grow-by-move", "first-fit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from collections.abc import Mapping
 from functools import cache
 from html import escape
@@ -52,7 +53,8 @@ _PAGE = """<!doctype html>
 _MODEL = """
 const data = JSON.parse(document.getElementById("data").textContent);
 const bytes = Uint8Array.from(atob(data.film), (c) => c.charCodeAt(0));
-const values = { ...data.model, film: new DataView(bytes.buffer) };
+const whole = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+const values = { ...data.model, film: new DataView(await new Response(whole).arrayBuffer()) };
 const model = {
   get: (name) => values[name],
   set(name, value) { values[name] = value; },
@@ -79,7 +81,7 @@ def sheet_style() -> str:
 def write_page(view: SteppedView, target: Path, summary: Mapping[str, str]) -> Path:
     """Write the offline page of `view`."""
     model = {"title": view.title, "cursor": view.cursor}
-    data = json.dumps({"model": model, "film": base64.b64encode(view.encode()).decode()})
+    data = json.dumps({"model": model, "film": base64.b64encode(zlib.compress(view.encode(), 9)).decode()})
     cells = "".join(
         f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>"
         for name, value in summary.items()
