@@ -46,7 +46,11 @@ LAYERS = {
 # These wire the sides together and may import anything of ours.
 WIRING = {"", "llm", "arguments", "async_engine", "session", "cli", "demo", "testing", "course"}
 CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
-LIVE_VIEWS = {"views.widget"}  # the one module of the views that needs more than the standard library
+LIVE_VIEWS = {
+    "views.widget",
+    "views.sheet_widget",
+    "views.latency_plotly",
+}  # the modules of the views that need more than the standard library
 
 
 def _imports(name):

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.attention import AttentionView, attention_svg
+from pagedinfer.views.batch import BatchComposition
 from pagedinfer.views.blocks import block_map_svg
+from pagedinfer.views.compare_view import RunComparison
 from pagedinfer.views.export import export_html
+from pagedinfer.views.lab import FragmentationLab
+from pagedinfer.views.latency import Latency
 from pagedinfer.views.memory import memory_svg
 from pagedinfer.views.picture import PANES, describe, picture_svg
 from pagedinfer.views.png import block_map_png
+from pagedinfer.views.prefix_tree import PrefixTree
 from pagedinfer.views.sampling import SamplingView, sampling_svg
 from pagedinfer.views.static_view import StaticView
 from pagedinfer.views.timeline import timeline_svg
@@ -27,7 +32,12 @@ if TYPE_CHECKING:
 __all__ = [
     "PANES",
     "AttentionView",
+    "BatchComposition",
     "EngineView",
+    "FragmentationLab",
+    "Latency",
+    "PrefixTree",
+    "RunComparison",
     "SamplingView",
     "StaticView",
     "attention_svg",
