@@ -59,7 +59,9 @@ class Camera:
         self._num_read = 0
         self._base, self._base_texts, self._base_lanes = Frame(), 0, 0  # as of the step before the newest
         self._pool = Pool(1)
-        self._parents: dict[int, int] = {}  # key of a cached block -> the key before it, -1 at a prompt's start
+        self._parents: dict[
+            int, int
+        ] = {}  # key of a cached block -> the key before it, -1 at a prompt's start
         self._notes: list[tuple[str, int, str]] = []
         self._plan: dict[int, tuple[int, int]] = {}  # lane -> (start, tokens) of the newest plan
         self._plan_lanes = self._plan_notes = 0  # lanes and notes there were when it was made

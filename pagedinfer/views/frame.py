@@ -156,7 +156,7 @@ class Frame:
     swapped: list[int] = field(default_factory=list)
     behind: str = ""
     notes: list[tuple[str, int, str]] = field(default_factory=list)
-    memory: Memory = Memory()
+    memory: Memory = field(default_factory=Memory)
     cached: dict[int, tuple[int, int]] = field(default_factory=dict)
     pins: dict[int, int] = field(default_factory=dict)
     sentence: str = ""
@@ -164,6 +164,10 @@ class Frame:
     def apply(self, line: Line, texts: list[str]) -> None:
         """Turn the frame of the step before into this step's. Keys of a line: see `Film`."""
         self.apply_changes(line, texts)
+        self.settle(line, texts)
+
+    def settle(self, line: Line, texts: list[str]) -> None:
+        """Fill in what belongs to this step alone, once all changes up to its line are applied."""
         self.scheduled = {int(key): n for key, n in line.get("n", {}).items()}
         for lane, row in self.rows.items():
             row.did, row.scheduled = self.did.get(lane, GONE), self.scheduled.get(lane, 0)

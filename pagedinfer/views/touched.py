@@ -11,7 +11,19 @@ __all__ = ["Touched"]
 COUNTS_ONLY = {"cache", "hit", "reject"}
 """Events that name a request and leave its table and its place in the queues as they are."""
 
-NO_REQUEST = {"step", "commit", "evict", "retain", "pin", "expire", "reset", "refuse", "error", "gap", "cancel"}
+NO_REQUEST = {
+    "step",
+    "commit",
+    "evict",
+    "retain",
+    "pin",
+    "expire",
+    "reset",
+    "refuse",
+    "error",
+    "gap",
+    "cancel",
+}
 """Events without a request of their own; of any other such event it is not known whom it touches."""
 
 EVERYBODY = {"keyframe", "resize", "compact", "move", "cancel"}
@@ -35,7 +47,9 @@ class Touched:
         self.blocks: set[int] = set()
         self.queues = False
 
-    def note(self, event: ev.Event, lane_of: Mapping[str, int], everybody: Callable[[], Iterable[int]]) -> None:
+    def note(
+        self, event: ev.Event, lane_of: Mapping[str, int], everybody: Callable[[], Iterable[int]]
+    ) -> None:
         """Take in an event, before it changes anything."""
         rid, kind = getattr(event, "rid", ""), event.kind
         if rid in lane_of:

@@ -42,7 +42,10 @@ function patternDefs(id) {
   const tail = make("svg:pattern", { id: `${id}-tail`, width: 6, height: 6, patternUnits: "userSpaceOnUse" },
     make("svg:rect", { width: 6, height: 6, class: "pi-slack" }),
     make("svg:path", { class: "pi-tail", d: "M-1 7L7 -1M2 10L10 2M-4 4L4 -4", "stroke-width": 1.4 }));
-  defs.append(lost, tail);
+  const pattern = (name, size, shape, cls, width) => make("svg:pattern", { id: `${id}-${name}`, width: size, height: size, patternUnits: "userSpaceOnUse" },
+    make("svg:path", { class: cls, d: shape, "stroke-width": width }));
+  defs.append(lost, tail, pattern("cached", 8, "M-1 9L9 -1M-1 1L1 -1M7 9L9 7", "pi-cross-hatch", 1.2), pattern("shared", 6, "M3 3h.01", "pi-dot", 2.2), pattern("reserved", 5, "M2.5 0v5", "pi-upright", 1.2),
+    pattern("swapped", 6, "M0 3h6", "pi-lost", 1.6));
   return defs;
 }
 const swatch = (id, lane) => make("svg:svg", { class: "pi-swatch", width: 12, height: 12, "aria-hidden": "true" },
