@@ -171,6 +171,7 @@ def test_a_click_on_a_block_lights_its_relatives_everywhere(open_view, exported,
 def test_a_click_in_the_timeline_selects_request_and_step(open_view, exported, recording):
     page, view = open_view(exported)
     row = view.locator(".pi-rows [data-request='R3']")
+    row.scroll_into_view_if_needed()
     box = row.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.3, box["y"] + 10)
     assert linked(view, "data-request") == ["R3"]

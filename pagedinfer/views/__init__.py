@@ -86,7 +86,8 @@ def EngineView(
         if name != "anywidget":
             options = {key: value for key, value in options.items() if key not in LIVE_ONLY} | {"why": why}
         try:
-            return _view_class(name)(recording, advance, **options)
+            view: View = _view_class(name)(recording, advance, **options)
+            return view
         except ModuleNotFoundError as error:
             if tier is not None or (error.name or "").split(".")[0] not in WIDGET_PACKAGES:
                 raise

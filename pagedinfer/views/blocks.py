@@ -106,7 +106,7 @@ class _Grid:
             self.idle.append(_box(x, y, a, b, r))
             if a >= 26 and b >= 20:
                 word = "cache" if block.is_idle else "pin"
-                self.labels.append(rect("pi-page", x + a / 2 - 17, y + b / 2 - 7, 34, 14, 2))
+                self.labels.append(rect("pi-page", x + a / 2 - 19, y + b / 2 - 7, 38, 14, 2))
                 self.labels.append(
                     text(x + a / 2, y + b / 2 + 4, word, "pi-ink pi-small pi-strong", "middle")
                 )

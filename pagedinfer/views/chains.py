@@ -25,7 +25,7 @@ def chain_rows(cached: Mapping[int, tuple[int, int]]) -> list[tuple[int, list[in
     children: dict[int, list[int]] = defaultdict(list)
     for block_id in sorted(cached):
         holder.setdefault(cached[block_id][0], block_id)
-    roots = []
+    roots: list[int] = []
     for key, block_id in holder.items():
         parent = cached[block_id][1]
         (children[parent] if parent in holder and parent != key else roots).append(block_id)

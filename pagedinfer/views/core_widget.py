@@ -45,8 +45,7 @@ class CoreView(ipywidgets.VBox):  # type: ignore[misc]
         self.recording, self.panes, self.why = recording, check_panes(panes), why
         self._advance, self._driving = advance, film_of(recording).driving
         film = film_of(recording)
-        button = lambda name, tip: ipywidgets.Button(description=name, tooltip=tip, layout={"width": "auto"})  # noqa: E731
-        self._back, self._forward = button("◀ back", "Step back"), button("step ▶", "Step forward")
+        self._back, self._forward = _button("◀ back", "Step back"), _button("step ▶", "Step forward")
         self._play = ipywidgets.Play(min=0, max=10**6, interval=500, description="Play")
         self._slider = ipywidgets.IntSlider(
             value=film.clamp(step), min=film.first_step, max=max(film.last_step, film.first_step),
@@ -158,6 +157,10 @@ class CoreView(ipywidgets.VBox):  # type: ignore[misc]
             self.recording, self.cursor, self.selected.get("request"), self.panes, "EngineView"
         )
         return {WIDGET_VIEW: view} | bundle | {"text/plain": repr(self)}
+
+
+def _button(name: str, tip: str) -> Any:
+    return ipywidgets.Button(description=name, tooltip=tip, layout={"width": "auto"})
 
 
 def _plain(text: str) -> str:

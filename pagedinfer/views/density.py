@@ -37,11 +37,15 @@ def density_of(film: Film, frame: Frame, lane: int) -> Density:
         each *= 2
     count = -(-film.num_blocks // each)
     live, cached = [0] * count, [0] * count
-    for block_id, block in frame.blocks(size).items():
-        if block.is_idle:
-            cached[block_id // each] += size
-        else:
-            live[block_id // each] += block.fill
+    fills: dict[int, int] = {}
+    for row in frame.rows.values():
+        for logical, block_id in enumerate(row.block_table):
+            fills[block_id] = max(fills.get(block_id, 0), row.fill(logical, size))
+    for block_id in frame.cached.keys() - fills.keys() - frame.pins.keys():
+        cached[block_id // each] += size
+    for block_id, fill in (fills | dict.fromkeys(frame.pins.keys() - fills.keys(), size)).items():
+        if block_id >= 0:  # -1: a sliding window has left it
+            live[block_id // each] += fill
     slots = [size * min(each, film.num_blocks - i * each) for i in range(count)]
     table = frame.rows[lane].block_table if lane in frame.rows else ()
     return Density(

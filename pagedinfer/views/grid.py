@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedinfer.views.film import Film
 from pagedinfer.views.frame import Frame
-from pagedinfer.views.svg import text
+from pagedinfer.views.svg import short, text
 
 __all__ = ["ID_ROOM", "MOST_CELLS", "MOST_DRAWN", "TOP", "grid_of", "pool_words", "row_numbers"]
 
@@ -48,7 +48,7 @@ def row_numbers(columns: int, h: int, rows: int, each: int = 1) -> list[str]:
         text(
             ID_ROOM - 8,
             TOP + 4 + (row + 0.5) * h,
-            str(row * columns * each),
+            short(row * columns * each) if each > 1 else str(row * columns),
             "pi-muted pi-small pi-num",
             "end",
         )

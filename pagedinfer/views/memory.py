@@ -21,6 +21,7 @@ from pagedinfer.views.svg import (
     number,
     path,
     rect,
+    short,
     text,
     translate,
 )
@@ -102,7 +103,10 @@ def _slots(scale: Scale, memory: Sequence[Memory], parts: Sequence[Part], total:
         below = above
     for share in (0, 0.5, 1):
         y = TOP + TALL * (1 - share)
-        out += [_rule(scale, y), text(GUTTER - 8, y + 4, str(round(total * share)), f"{SMALL} pi-num", "end")]
+        out += [
+            _rule(scale, y),
+            text(GUTTER - 8, y + 4, short(round(total * share)), f"{SMALL} pi-num", "end"),
+        ]
     return [*out, text(0, TOP + TALL / 2 - 14, "token", SMALL), text(0, TOP + TALL / 2, "slots", SMALL)]
 
 

@@ -11,7 +11,7 @@ from pagedinfer.views.palette import colour_of, static_css, texture_of
 
 __all__ = [
     "CROSSED", "DOTTED", "FONT", "GUTTER", "TAIL", "UPRIGHT", "Drawing", "Scale", "document", "fit", "legend", "number",
-    "path", "rect", "swatch", "text", "textures", "translate",
+    "path", "rect", "short", "swatch", "text", "textures", "translate",
 ]  # fmt: skip
 
 GUTTER = 96
@@ -85,6 +85,15 @@ def translate(x: float, y: float, body: str) -> str:
 def number(value: float) -> str:
     """At most one decimal."""
     return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def short(n: int) -> str:
+    """A count short enough for an axis: 950, 28.7k, 16M; as `static/dom.js` writes it."""
+    if n < 10_000:
+        return str(n)
+    if n < 1_000_000:
+        return f"{number(n / 1000)}k" if n < 100_000 else f"{round(n / 1000)}k"
+    return f"{number(n / 1_000_000)}M"
 
 
 def text(x: float, y: float, content: str, classes: str = "pi-ink", anchor: str = "") -> str:

@@ -127,7 +127,7 @@ def _legend(away: bool) -> str:
     named = {
         WAITING: "waiting", PREFILL: "prefill (tokens in the chunk)", DECODE: "decode", HELD: "running, no tokens",
         PREEMPTED: "preempted, waiting again",
-    } | ({SWAPPED: "swapped out"} if away else {})  # fmt: skip
+    } | ({PREEMPTED: "preempted", SWAPPED: "swapped out"} if away else {})  # fmt: skip
     items = [(name, translate(0, -14, _bar(did, 0, 22, 0))) for did, name in named.items()]
     return legend([*items, ("finished", path("pi-s-ink", "M8 -4l3 3.5l5 -7", _THIN))], 28)
 

@@ -9,7 +9,7 @@ function gridOf(numBlocks, width) {
 }
 
 function blockPane(view) {
-  const body = make("div", { class: "pi-map" }), head = make("span", { class: "pi-sub" }), host = make("p", { class: "pi-sub pi-host", hidden: true });
+  const body = make("div", { class: "pi-map" }), head = make("span", { class: "pi-sub" }), host = make("p", { class: "pi-host", hidden: true });
   const key = make("div", {}), pane = view.card("blocks", "Block map", head, body, host, key);
   let painter = null, width = 0, focused = 0, shownKinds = "";
 
@@ -88,7 +88,7 @@ function blockLegend(id, kinds) {
 
 const rowNumbers = ({ rows, columns, h, each = 1 }) => {
   const every = h >= 13 ? 1 : Math.ceil(14 / h);
-  return Array.from({ length: Math.ceil(rows / every) }, (_, i) => [String(i * every * columns * each), i * every * h + Math.min(h / 2 + 4, 12 + h / 8)]);
+  return Array.from({ length: Math.ceil(rows / every) }, (_, i) => [each > 1 ? short(i * every * columns * each) : String(i * every * columns), i * every * h + Math.min(h / 2 + 4, 12 + h / 8)]);
 };
 
 function legend(items) {

@@ -80,7 +80,7 @@ function chainsPane(view) {
   }
 
   function cellOf(film, frame, pool, block, x, y, depth) {
-    const lane = pool.lane[block], idle = !pool.refs[block], w = CHAIN.w - 4;
+    const lane = pool.lane[block], idle = lane < 0, w = CHAIN.w - 4;
     const node = make("svg:g", { "data-chain": block, role: "button", tabindex: -1, "aria-pressed": "false", transform: `translate(${x} ${y})`, class: `pi-link${lane < 0 ? "" : ` pi-c${colourOf(lane)}`}`,
       "aria-label": `${tellShort(film, pool, block)}, place ${depth} of its prefix` });
     node.append(make("svg:rect", { class: idle ? "pi-cached" : "pi-tint", width: w, height: CHAIN.h, rx: 3 }), ...(idle ? [make("svg:rect", { width: w, height: CHAIN.h, rx: 3, fill: `url(#${view.id}-cached)` })] : []),

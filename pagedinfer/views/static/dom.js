@@ -14,6 +14,8 @@ function set(node, attrs, ...children) {
   return node;
 }
 
+// Short enough for an axis: 950, 28.7k, 16M.
+const short = (n) => (n < 10000 ? fmt(n) : n < 1e5 ? `${+(n / 1000).toFixed(1)}k` : n < 1e6 ? `${Math.round(n / 1000)}k` : `${+(n / 1e6).toFixed(1)}M`);
 const fmt = (n) => n.toLocaleString("en-US");
 // A share in per cent with one decimal, halves up: as views/memory.py rounds.
 function percent(part, whole) {

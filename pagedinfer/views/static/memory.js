@@ -48,7 +48,7 @@ function memoryPane(view) {
     const rule = (at) => make("svg:path", { class: "pi-rule", d: `M${GUTTER} ${at}H${right}` });
     set(svg, { width: view.width() });
     svg.replaceChildren(make("svg:rect", { class: "pi-free", x: GUTTER, y: top, width: right - GUTTER, height: tall }), ...areas,
-      ...[0, 0.5, 1].flatMap((share) => [rule(y(share)), label(GUTTER - 8, y(share) + 4, fmt(Math.round(total * share)))]),
+      ...[0, 0.5, 1].flatMap((share) => [rule(y(share)), label(GUTTER - 8, y(share) + 4, short(Math.round(total * share)))]),
       label(5, top + tall / 2 - 18, "token", "pi-start"), label(5, top + tall / 2 - 4, "slots", "pi-start"),
       rule(base), rule(bottom), make("svg:path", { class: "pi-waste", d: stairs(waste.map((w) => w / most), base, strip) }),
       label(5, base + 14, "KV", "pi-start"), label(5, base + 28, "waste", "pi-start"), label(GUTTER - 8, base + 8, `${most} %`), label(GUTTER - 8, bottom + 2, "0 %"),

@@ -11,7 +11,7 @@ function chipOf(view, lane, extra) {
 
 function queuesPane(view) {
   const list = make("div", { class: "pi-queues", tabindex: 0, role: "region", "aria-label": "Queues at this step" }), head = make("span", { class: "pi-sub" });
-  const hint = make("p", { class: "pi-hint pi-scroll-hint", "aria-hidden": "true", hidden: true }, "scroll for more ↓");
+  const hint = make("p", { class: "pi-hint pi-scroll-hint", "aria-hidden": "true" }, "scroll for more ↓");
   const pane = view.card("queues", "Queues", head, list, hint);
   const draw = () => {
     const { frame, film } = view.state, row = (lane) => frame.rows.get(lane), parts = [];
@@ -31,7 +31,7 @@ function queuesPane(view) {
     if (focused) list.querySelector(`[data-request="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     hintAt();
   };
-  const hintAt = () => { hint.hidden = list.scrollHeight - list.scrollTop - list.clientHeight < 8; };
+  const hintAt = () => { hint.style.visibility = list.scrollHeight - list.scrollTop - list.clientHeight < 8 ? "hidden" : "visible"; };
   list.addEventListener("scroll", hintAt, { signal: view.signal, passive: true });
   list.addEventListener("click", (event) => {
     const node = event.target.closest("[data-request]");

@@ -29,7 +29,7 @@ function tellRequest(film, frame, number) {
   if (!row) rows.push(["state", frame.step < lane.from ? "not submitted yet" : "finished"]);
   else {
     rows.push(["state", DID[film.didAt(number, frame.step)] + (row.scheduled ? `, ${plural(row.scheduled, "token")} in this step` : "")]);
-    rows.push(["tokens", `${row.computed} of ${row.tokens} computed`], ["prompt", plural(lane.prompt, "token")], ["blocks", row.table.length], ...(row.host.length ? [["host blocks", row.host.length]] : []));
+    rows.push(["tokens", `${fmt(row.computed)} of ${fmt(row.tokens)} computed`], ["prompt", plural(lane.prompt, "token")], ["blocks", fmt(row.table.length)], ...(row.host.length ? [["host blocks", row.host.length]] : []));
     if (row.why) rows.push(["waits because", row.why]);
   }
   for (const { kind, text } of note) rows.push([kind, text]);
