@@ -21,6 +21,7 @@ from pagedinfer.views.frame import (
     Lane,
     Line,
     Row,
+    expected,
 )
 from pagedinfer.views.pool import Pool, equal_start
 from pagedinfer.views.sentences import short_label, step_sentence
@@ -63,7 +64,9 @@ class Camera:
             int, int
         ] = {}  # key of a cached block -> the key before it, -1 at a prompt's start
         self._notes: list[tuple[str, int, str]] = []
-        self._plan: dict[int, tuple[int, int]] = {}  # lane -> (start, tokens) of the newest plan
+        self._plan: dict[
+            int, tuple[int, int, int]
+        ] = {}  # lane -> (start, tokens, tokens known) of the newest plan
         self._plan_lanes = self._plan_notes = 0  # lanes and notes there were when it was made
         self._excused: set[int] = set()  # lanes with a reason of their own in the step before
         self._planned: set[int] = set()  # lanes with tokens in the step before
@@ -149,7 +152,8 @@ class Camera:
                 self._plan_lanes, self._plan_notes = len(self.lanes), len(self._notes)
                 self._plan = {}
                 for rid, n in event.scheduled.items():
-                    self._plan[self.lane_of[rid]] = (self.state.requests[rid].num_computed_tokens - n, n)
+                    request = self.state.requests[rid]
+                    self._plan[self.lane_of[rid]] = (request.num_computed_tokens - n, n, request.num_tokens)
 
     def _add_lane(self, rid: str) -> None:
         number = self.lane_of[rid] = len(self.lanes)
@@ -163,7 +167,9 @@ class Camera:
     def _add_line(self, step: int) -> None:
         state, base = self.state, self._base
         changes: Line = {key: {} for key in "rtocnw"}
-        changes["n"] = {str(k): n for k, (_, n) in self._plan.items()}
+        changes["n"] = {
+            str(k): n for k, (_, n, _) in self._plan.items() if n != 1 or self._did(k, "") == PREFILL
+        }
         changes["new"] = [[a.rid, a.label, a.num_prompt_tokens] for a in self.lanes[self._base_lanes :]]
         lanes = sorted(self._touched.moved | self._touched.counted)
         live = {lane: state.requests[rid] for lane in lanes if (rid := self._rid(lane))}
@@ -195,7 +201,8 @@ class Camera:
         """How the request differs from the step before: counts, table, host slots."""
         row = self._base.rows.get(lane, NEW)
         now = (request.num_tokens, request.num_computed_tokens, request.status)
-        if row is NEW or now != (row.num_tokens, row.num_computed_tokens, row.status):
+        counts = expected(row, self._plan[lane][1] if lane in self._plan else 0)
+        if row is NEW or now != (*counts, row.status):
             changes["r"][str(lane)] = [*now[:2], STATUSES.index(request.status)]
         if lane not in self._touched.moved:
             self._pool.compute(lane, request.num_computed_tokens)
@@ -260,7 +267,7 @@ class Camera:
         return memory
 
     def _num_planned(self) -> int:
-        return sum(n for _, n in self._plan.values())
+        return sum(n for _, n, _ in self._plan.values())
 
     def _text(self, text: str) -> int:
         try:
@@ -271,8 +278,8 @@ class Camera:
 
     def _did(self, lane: int, rid: str) -> int:
         if lane in self._plan:
-            start, n = self._plan[lane]
-            return PREFILL if n > 1 or start < self.lanes[lane].num_prompt_tokens else DECODE
+            start, _, known = self._plan[lane]
+            return PREFILL if start < max(self.lanes[lane].num_prompt_tokens, known - 1) else DECODE
         if not rid:
             return GONE
         return RESTS.get(self.state.requests[rid].status, HELD)

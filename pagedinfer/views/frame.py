@@ -21,6 +21,7 @@ __all__ = [
     "Memory",
     "Row",
     "changed_queue",
+    "expected",
 ]
 
 GONE, WAITING, PREFILL, DECODE, HELD, PREEMPTED, SWAPPED = range(7)
@@ -135,7 +136,7 @@ class Frame:
 
     Attributes:
         rows: live requests by lane. did: lane -> what it did, also for requests that ended in this step.
-        scheduled: lane -> tokens computed in this step, in the plan's order.
+        decoding: lanes of `did` that decoded. scheduled: lane -> tokens computed in this step.
         prefill: lanes of `scheduled` whose tokens are prefill.
         running, waiting, swapped: lanes in queue order.
         behind: why those in the queue wait that have no reason of their own.
@@ -150,6 +151,7 @@ class Frame:
     budget: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
     did: dict[int, int] = field(default_factory=dict)
+    decoding: set[int] = field(default_factory=set)
     scheduled: dict[int, int] = field(default_factory=dict)
     running: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
@@ -168,7 +170,7 @@ class Frame:
 
     def settle(self, line: Line, texts: list[str]) -> None:
         """Fill in what belongs to this step alone, once all changes up to its line are applied."""
-        self.scheduled = {int(key): n for key, n in line.get("n", {}).items()}
+        self.scheduled = self.tokens(line)
         for lane, row in self.rows.items():
             row.did, row.scheduled = self.did.get(lane, GONE), self.scheduled.get(lane, 0)
             row.why = row.own_why
@@ -180,8 +182,14 @@ class Frame:
     def apply_changes(self, line: Line, texts: list[str]) -> None:
         """Only what lasts beyond the step: the cost is that of what changed, not of what there is."""
         self.step, self.budget = line["s"], line["b"]
+        for key, did in line.get("c", {}).items():
+            self._set_did(int(key), did)
         for lane in line.get("gone", ()):
             del self.rows[lane]
+        for lane, n in self.tokens(line).items():
+            if lane in self.rows:
+                row = self.rows[lane]
+                row.num_tokens, row.num_computed_tokens = expected(row, n)
         for key, (num_tokens, computed, status) in line.get("r", {}).items():
             row = self.rows.setdefault(int(key), Row(int(key)))
             row.num_tokens, row.num_computed_tokens, row.status = num_tokens, computed, STATUSES[status]
@@ -190,11 +198,6 @@ class Frame:
             row.block_table = row.block_table[:keep] + added
         for key, slots in line.get("o", {}).items():
             self.rows[int(key)].host = slots
-        for key, did in line.get("c", {}).items():
-            if did == GONE:
-                self.did.pop(int(key), None)
-            else:
-                self.did[int(key)] = did
         if "q" in line:
             queues = (self.running, self.waiting, self.swapped)
             self.running, self.waiting, self.swapped = map(changed_queue, queues, line["q"])
@@ -211,12 +214,25 @@ class Frame:
             if not pins:
                 del self.pins[block_id]
 
+    def _set_did(self, lane: int, did: int) -> None:
+        (self.decoding.add if did == DECODE else self.decoding.discard)(lane)
+        if did == GONE:
+            self.did.pop(lane, None)
+        else:
+            self.did[lane] = did
+
+    def tokens(self, line: Line) -> dict[int, int]:
+        """Lane -> tokens computed in the step; the line leaves out who decoded one."""
+        tokens = {int(key): n for key, n in line.get("n", {}).items()}
+        return dict.fromkeys(sorted(self.decoding), 1) | tokens
+
     def copy(self) -> Frame:
         """An independent frame; lists that never change in place are shared."""
         return replace(
             self,
             rows={lane: replace(row) for lane, row in self.rows.items()},
-            did=dict(self.did), cached=dict(self.cached), pins=dict(self.pins),
+            did=dict(self.did),
+            decoding=set(self.decoding), cached=dict(self.cached), pins=dict(self.pins),
         )  # fmt: skip
 
     def blocks(self, block_size: int) -> dict[int, Block]:
@@ -248,6 +264,15 @@ class Frame:
     def kv_waste(self) -> float:
         """1 - live slots / allocated slots, 0 to 1."""
         return self.memory.wasted / self.memory.allocated if self.memory.allocated else 0.0
+
+
+def expected(row: Row, n: int) -> tuple[int, int]:
+    """(num_tokens, num_computed_tokens) after a step that computes `n` tokens and samples one once all are computed.
+
+    Lines leave counts out that are as expected.
+    """
+    computed = row.num_computed_tokens + n
+    return row.num_tokens + (computed == row.num_tokens), computed
 
 
 def changed_queue(queue: list[int], change: tuple[list[int], list[tuple[int, int]]]) -> list[int]:

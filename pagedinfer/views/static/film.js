@@ -66,6 +66,7 @@ function createFilm() {
     while (low < high) { const mid = (low + high) >> 1; if (did[mid][0] <= step) low = mid + 1; else high = mid; }
     return low - 1;
   };
+  film.tokensAt = (lane, step) => film.line(step).n?.[lane] ?? (film.didAt(lane, step) === DECODE ? 1 : 0);
   film.didAt = (lane, step) => film.lanes[lane].did[changeAt(film.lanes[lane].did, step)]?.[1] ?? GONE;
   film.runs = (lane, first, last) => {
     const runs = [], changes = film.lanes[lane].did;
@@ -81,10 +82,10 @@ function createFilm() {
 }
 
 const emptyFrame = () => ({ step: -1, budget: 0, rows: new Map(), running: [], waiting: [], swapped: [], scheduled: {}, notes: [], memory: memoryOf([]), behind: "",
-  cached: new Map(), pins: new Map(), say: "" });
+  cached: new Map(), pins: new Map(), decoding: new Set(), say: "" });
 
 // Tables are never changed in place, so frames share them.
-const copyFrame = (f) => ({ ...f, rows: new Map([...f.rows].map(([lane, row]) => [lane, { ...row }])), cached: new Map(f.cached), pins: new Map(f.pins) });
+const copyFrame = (f) => ({ ...f, rows: new Map([...f.rows].map(([lane, row]) => [lane, { ...row }])), cached: new Map(f.cached), pins: new Map(f.pins), decoding: new Set(f.decoding) });
 
 function memoryOf([live = 0, slack = 0, free = 0, used = 0, shared = 0, cached = 0, reserved = 0, host = 0]) {
   const wasted = slack + cached + reserved, allocated = live + wasted;
@@ -94,7 +95,14 @@ function memoryOf([live = 0, slack = 0, free = 0, used = 0, shared = 0, cached =
 // What lasts beyond the step.
 function applyChanges(frame, line, texts) {
   const row = (lane) => frame.rows.get(+lane);
+  for (const [lane, did] of Object.entries(line.c ?? {})) if (did === DECODE) frame.decoding.add(+lane); else frame.decoding.delete(+lane);
   for (const lane of line.gone ?? []) frame.rows.delete(lane);
+  eachScheduled(frame, line, (lane, n) => {
+    const r = frame.rows.get(lane);
+    if (!r) return;
+    r.computed += n;
+    if (r.computed === r.tokens) r.tokens++;  // all are computed: one more is sampled
+  });
   for (const [lane, [tokens, computed, status]] of Object.entries(line.r ?? {})) {
     if (!row(lane)) frame.rows.set(+lane, { lane: +lane, table: [], host: [], ownWhy: "" });
     Object.assign(row(lane), { tokens, computed, status: STATUS[status] });
@@ -110,9 +118,16 @@ function applyChanges(frame, line, texts) {
   Object.assign(frame, { step: line.s, budget: line.b });
 }
 
+// Who got tokens in a step, and how many; the line leaves out who decoded one.
+function eachScheduled(frame, line, act) {
+  for (const lane of frame.decoding) if (!(line.n && lane in line.n)) act(lane, 1);
+  for (const lane in line.n) act(+lane, line.n[lane]);
+}
+
 // What belongs to one step alone.
 function settle(frame, line, texts) {
-  frame.scheduled = line.n ?? {};
+  frame.scheduled = {};
+  eachScheduled(frame, line, (lane, n) => { frame.scheduled[lane] = n; });
   for (const [lane, r] of frame.rows) { r.scheduled = frame.scheduled[lane] ?? 0; r.why = r.ownWhy || (r.status !== "running" && !r.scheduled ? frame.behind : ""); }
   frame.notes = (line.e ?? []).map(([kind, lane, text]) => ({ kind, lane, text: texts[text] }));
   Object.assign(frame, { memory: memoryOf(line.m), say: line.say });

@@ -37,10 +37,10 @@ function tellRequest(film, frame, number) {
 }
 
 function tellCell(film, number, step) {
-  const lane = film.lanes[number], did = film.didAt(number, step), line = film.line(step), n = line.n?.[number];
+  const lane = film.lanes[number], did = film.didAt(number, step), line = film.line(step), n = film.tokensAt(number, step);
   const rows = [["step", step], ["did", DID[did]]];
   if (n) {
-    const r = line.r?.[number], row = film.frame(step).rows.get(number), end = r?.[1] ?? row?.computed;
+    const end = film.frame(step).rows.get(number)?.computed;
     rows.push(["tokens", end ? `${n}, positions ${end - n} to ${end - 1}` : n]);
   }
   const why = film.frame(step).rows.get(number)?.why;
