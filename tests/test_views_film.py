@@ -334,7 +334,8 @@ const rows = (f) => [...f.rows.values()].sort((a, b) => a.lane - b.lane)
 const tell = (s) => {
   const f = film.frame(s);
   const { wasted, allocated, slots, ...memory } = f.memory;
-  return [f.running, f.waiting, rows(f), f.notes.map((n) => n.text), Object.values(memory), [...f.cached].sort((a, b) => a[0] - b[0])];
+  const cached = [...f.cached].sort((a, b) => a[0] - b[0]);
+  return [f.running, f.waiting, rows(f), f.notes.map((n) => n.text), Object.values(memory), cached];
 };
 const steps = [...film.lines.keys()].map((i) => i + film.first);
 console.log(JSON.stringify([steps.map(tell), steps.reverse().map(tell).reverse()]));

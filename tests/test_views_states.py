@@ -1,66 +1,25 @@
 """Every state a block and a request can be in, drawn: shared, cached, reserved, pinned, in host memory; huge pools."""
 
+import itertools
 import json
 import random
-import threading
 import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
 import pytest
 
-from pagedinfer.trace.recording import Recording
-from pagedinfer.views import budget_svg, chains_svg, details_svg, film, memory_svg, picture_svg, queues_svg
+from pagedinfer.views import budget_svg, chains_svg, details_svg, memory_svg, picture_svg, queues_svg
 from pagedinfer.views.budget import budget_words
 from pagedinfer.views.chains import chain_rows
 from pagedinfer.views.density import density_of, density_words
-from pagedinfer.views.film import Film, film_of
-from pagedinfer.views.frame import Frame, Lane, Memory
+from pagedinfer.views.film import film_of
+from pagedinfer.views.frame import Frame, Memory
 from pagedinfer.views.memory import memory_words
 from pagedinfer.views.png import block_map_png
 from pagedinfer.views.pool import Pool
 from pagedinfer.views.touched import Touched
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-class MadeFilm(Film):
-    """A film of lines written by hand: what a recording of every feature gives."""
-
-    def __init__(self, num_blocks, block_size, lanes, lines, texts):
-        self.lock, self.driving = threading.RLock(), threading.RLock()
-        self.lanes = [Lane(i, rid, rid, prompt) for i, (rid, prompt) in enumerate(lanes)]
-        self.first_step, self.lines, self.texts, self._keyframes = 0, lines, texts, {}
-        lane_of = {lane.rid: lane.number for lane in self.lanes}
-        state = SimpleNamespace(num_blocks=num_blocks, block_size=block_size)
-        self._camera = SimpleNamespace(state=state, lane_of=lane_of, update=lambda: len(lines))
-
-
-def made(num_blocks, block_size, lanes, lines, texts=()):
-    """The recording that stands for such a film."""
-    recording = Recording()
-    made_film = MadeFilm(num_blocks, block_size, lanes, lines, list(texts))
-    film._films[recording] = made_film
-    return recording
-
-
-@pytest.fixture(scope="module")
-def everything():
-    """Four requests: A and B share blocks 0 to 2, C is swapped out, D has reserved blocks; 20 to 24 are cached."""
-    new = [["A", "A", 12], ["B", "B", 14], ["C", "C", 8], ["D", "D", 6]]
-    lines = [
-        {"s": 0, "b": 0, "m": [0, 0, 128, 0], "say": "step 0", "new": new, "q": [[[], []], [[], [[0, 0], [1, 1], [2, 2], [3, 3]]], [[], []]],
-         "r": {str(i): [n, 0, 0] for i, n in enumerate((12, 14, 8, 6))}, "c": {str(i): 1 for i in range(4)}},
-        {"s": 1, "b": 40, "m": [34, 2, 56, 13, 12, 20, 8, 2], "say": "step 1",
-         "q": [[[], [[0, 0], [1, 1], [2, 3]]], [[0, 1, 2, 3], []], [[], [[0, 2]]]],
-         "r": {"0": [13, 13, 1], "1": [14, 14, 1], "2": [8, 8, 3], "3": [6, 6, 1]},
-         "t": {"0": [0, [0, 1, 2, 3]], "1": [0, [0, 1, 2, 4]], "3": [0, [8, 9, 10, 11]]}, "o": {"2": [0, 1]},
-         "c": {"0": 3, "1": 2, "2": 6, "3": 2}, "n": {"0": 1, "1": 14, "3": 6}, "w": {"2": 0},
-         "k": [[0, 1, -1], [1, 2, 1], [2, 3, 2], [20, 4, 2], [21, 5, 4], [22, 9, -1], [23, 10, 9], [24, 11, 9], [16, 12, -1]],
-         "i": [[16, 1]], "x": ["swapped out for B, which needs 2 blocks", "because it could"], "e": [["preempted", 2, 0]]},
-    ]  # fmt: skip
-    return made(
-        32, 4, [("A", 12), ("B", 14), ("C", 8), ("D", 6)], lines, ["swapped out for B, which needs 2 blocks"]
-    )
 
 
 def texts(svg):
@@ -131,7 +90,7 @@ def test_chain_rows_hold_every_key_once_and_follow_the_parents(seed):
     rows = chain_rows(cached)
     assert sorted(b for _, row in rows for b in row) == sorted(cached)
     for _, row in rows:
-        for before, after in zip(row, row[1:], strict=False):
+        for before, after in itertools.pairwise(row):
             assert cached[after][1] == cached[before][0]
     kept = {key for key, _ in cached.values()}
     assert sum(depth == 0 for depth, _ in rows) == sum(parent not in kept for _, parent in cached.values())
@@ -192,16 +151,8 @@ def test_an_event_of_an_unknown_kind_makes_it_look_at_everybody_too():
     assert touched.moved == {3, 5}
 
 
-def huge(num_blocks, held):
-    """A pool of which one request holds `held` blocks from the start on, all filled."""
-    line = {"s": 0, "b": 64, "m": [16 * held, 0, 16 * (num_blocks - held), held], "say": "step 0: 1 running",
-            "new": [["A", "A", 16 * held]], "q": [[[], [[0, 0]]], [[], []], [[], []]], "r": {"0": [16 * held, 16 * held, 1]},
-            "t": {"0": [0, list(range(held))]}, "c": {"0": 3}}  # fmt: skip
-    return made(num_blocks, 16, [("A", 16 * held)], [line])
-
-
-def test_a_million_blocks_are_a_density_map():
-    recording = huge(1_000_000, 300_000)
+def test_a_million_blocks_are_a_density_map(huge_pool):
+    recording = huge_pool(1_000_000, 300_000)
     frame = film_of(recording).frame()
     density = density_of(film_of(recording), frame, 0)
     assert density.each == 512
@@ -217,8 +168,8 @@ def test_a_million_blocks_are_a_density_map():
 
 
 @pytest.mark.parametrize("num_blocks", [4096, 4097, 16_384])
-def test_above_4096_blocks_a_cell_stands_for_several(num_blocks):
-    recording = huge(num_blocks, num_blocks)
+def test_above_4096_blocks_a_cell_stands_for_several(num_blocks, huge_pool):
+    recording = huge_pool(num_blocks, num_blocks)
     density = density_of(film_of(recording), film_of(recording).frame(), -1)
     assert len(density.live) == -(-num_blocks // density.each) <= 2048
     assert set(density.shares()) == {1.0}

@@ -167,9 +167,6 @@ class Camera:
     def _add_line(self, step: int) -> None:
         state, base = self.state, self._base
         changes: Line = {key: {} for key in "rtocnw"}
-        changes["n"] = {
-            str(k): n for k, (_, n, _) in self._plan.items() if n != 1 or self._did(k, "") == PREFILL
-        }
         changes["new"] = [[a.rid, a.label, a.num_prompt_tokens] for a in self.lanes[self._base_lanes :]]
         lanes = sorted(self._touched.moved | self._touched.counted)
         live = {lane: state.requests[rid] for lane in lanes if (rid := self._rid(lane))}
@@ -226,7 +223,10 @@ class Camera:
             lanes |= {self.lane_of[rid] for rid in state.running}
         for lane in sorted(lanes):
             rid = self._rid(lane)
-            if (did := self._did(lane, rid)) != base.did.get(lane, GONE):
+            did = self._did(lane, rid)
+            if lane in self._plan and (did == PREFILL or self._plan[lane][1] != 1):
+                changes["n"][str(lane)] = self._plan[lane][1]
+            if did != base.did.get(lane, GONE):
                 changes["c"][str(lane)] = did
             if rid and (why := self._own_why(lane, rid)) != base.rows.get(lane, NEW).own_why:
                 changes["w"][str(lane)] = self._text(why) if why else -1

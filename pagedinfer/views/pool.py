@@ -45,9 +45,20 @@ class Pool:
         table, was = self._tables.get(lane, ([], 0))
         size = self.block_size
         for logical in range(min(was, computed) // size, min(len(table), -(-max(was, computed) // size))):
-            self._change(table[logical], lane, min(size, max(0, computed - logical * size)))
+            if table[logical] >= 0:
+                self._fill(self.holders[table[logical]], lane, min(size, max(0, computed - logical * size)))
         if table:
             self._tables[lane] = (table, computed)
+
+    def _fill(self, held: dict[int, int], lane: int, fill: int) -> None:
+        if len(held) > 1:
+            self._count(held, -1)
+            held[lane] = fill
+            self._count(held, 1)
+        else:
+            self._live += fill - held[lane]
+            self._empty += (not fill) - (not held[lane])
+            held[lane] = fill
 
     def _change(self, block_id: int, lane: int, fill: int | None) -> None:
         if block_id < 0:

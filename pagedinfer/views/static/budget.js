@@ -63,7 +63,7 @@ function budgetPane(view) {
     else if (!by) return;
     event.preventDefault(); event.stopPropagation();
   }, { signal: view.signal });
-  svg.addEventListener("focusin", (event) => { const node = pieceAt(event); if (node) view.tip(tell(node), node); }, { signal: view.signal });
+  svg.addEventListener("focusin", (event) => { const node = pieceAt(event); if (node) { focused = nodes.indexOf(node); view.tip(tell(node), node); } }, { signal: view.signal });
   svg.addEventListener("focusout", () => view.tip(null), { signal: view.signal });
   return { name: "budget", node: pane, draw };
 }

@@ -105,5 +105,10 @@ function chainsPane(view) {
     else if (!by) return;
     event.preventDefault(); event.stopPropagation();
   }, { signal: view.signal });
+  svg.addEventListener("focusin", (event) => {
+    const node = cellAt(event), s = view.state;
+    if (node) view.tip(tellBlock(s.film, s.frame, s.pool, (focused = +node.dataset.chain)), node);
+  }, { signal: view.signal });
+  svg.addEventListener("focusout", () => view.tip(null), { signal: view.signal });
   return { name: "chains", node: pane, draw };
 }
