@@ -153,6 +153,19 @@ class Session:
         """Where a request's time went, whom it waited for, and what would have helped, see `sim.why`."""
         return why(self.recording, request_id)
 
+    async def play(self, steps: int | None = None) -> bool:
+        """`await session.play()` in a cell: run `steps` steps, or until nothing is left, while the views follow.
+
+        Each step runs in a worker thread, so the notebook stays responsive, and Pause in any view works.
+
+        Returns:
+            Whether there may be more.
+        """
+        from pagedinfer.views.driver import drive
+
+        views = [view for view in self._views if hasattr(view, "follow")]
+        return await drive(self.advance, views, steps)
+
     @property
     def texts(self) -> dict[str, str]:
         """The text of every request so far, by request id."""
