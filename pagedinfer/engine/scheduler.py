@@ -22,8 +22,9 @@ from pagedinfer.engine.admission import Admission
 from pagedinfer.engine.committer import Committer, Ends, Update, check_result
 from pagedinfer.engine.guard import Guard
 from pagedinfer.engine.look import SchedulerView
+from pagedinfer.engine.open_plan import OpenPlan
 from pagedinfer.engine.plan import StepPlan, StepResult
-from pagedinfer.engine.planner import OpenPlan, Planner
+from pagedinfer.engine.planner import Planner
 from pagedinfer.engine.policies import make_policy
 from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.queues import Queues
