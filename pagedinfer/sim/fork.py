@@ -80,7 +80,8 @@ def fork(
         ConfigError: an unknown setting or a bad value.
     """
     known, config = recording.config, _changed(recording, changes)
-    changes = {name: value for name, value in changes.items() if known.get(name) != value}
+    now = config.to_dict()  # values as a recording holds them
+    changes = {name: now[name] for name in changes if known.get(name) != now[name]}
     chosen = policy(config) if isinstance(policy, type) else policy or recorded_policy
     label = changes | ({"policy": type(chosen).__name__} if policy is not None else {})
     fixed = [name for name in changes if name not in LIVE_SETTINGS]
