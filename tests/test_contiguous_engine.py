@@ -10,11 +10,11 @@ from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import OutOfBlocks
 from pagedinfer.memory.contiguous import STRATEGIES
-from pagedinfer.memory.measures import external_fragmentation
 from pagedinfer.sim.rerun import rerun
 from pagedinfer.sim.shadow import ShadowRunner
 from pagedinfer.testing import assert_no_leak, assert_same, cold_outputs, poison, tiny_llm
 from pagedinfer.trace.events import SCHEMA, Meta
+from pagedinfer.trace.measures import external_fragmentation
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
 

@@ -12,7 +12,7 @@ from itertools import count as counting
 
 from pagedinfer.engine.plan import StepPlan
 from pagedinfer.errors import PagedInferError
-from pagedinfer.sim.rerun import _Driver
+from pagedinfer.sim.rerun import Driver
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import kept_events
 from pagedinfer.trace.recording import Recording
@@ -78,7 +78,7 @@ class Player:
         notes: sentences about what could not be repeated.
     """
 
-    def __init__(self, recording: Recording, driver: _Driver, events: list[ev.Event]) -> None:
+    def __init__(self, recording: Recording, driver: Driver, events: list[ev.Event]) -> None:
         self.notes: list[str] = []
         self._driver = driver
         self._scheduler = driver.scheduler

@@ -32,17 +32,28 @@ def rerun(
     Raises:
         RecordingError: the recording began mid-run or has a gap, so its inputs are not all there.
     """
+    if recording.info.get("imported_from") or recording.info.get("fork"):
+        raise RecordingError(
+            "This recording was not made by one run of this engine (it was imported, or forked with other settings), "
+            "so its inputs do not give it again."
+        )
     if any(isinstance(event, ev.Keyframe | ev.Gap) for event in recording.events) or not recording.events:
         raise RecordingError("Only a recording from the engine's first step, without gaps, can be re-run.")
     stop = len(recording.events)
     if until_step is not None:
         last = recording.step_events(until_step)
         stop = next(i for i, event in enumerate(recording.events) if event is last[-1]) + 1 if last else 1
-    driver = _Driver(recording.events[:stop], EngineConfig(**recording.config), policy)
+    driver = Driver(recording.events[:stop], EngineConfig(**recording.config), policy)
     return driver.scheduler, driver.run()
 
 
-class _Driver:
+class Driver:
+    """Feeds recorded inputs to a fresh scheduler, whose events go into `recording`.
+
+    Attributes:
+        events: what to feed. scheduler, bus: the core that is fed. open: its plans that are not closed yet.
+    """
+
     def __init__(self, events: list[ev.Event], config: EngineConfig, policy: Policy | None) -> None:
         self.events = events
         self.recording = Recording()
