@@ -99,8 +99,8 @@ class EngineConfig:
             check_int("max_num_waiting", self.max_num_waiting, 1)
         if self.aging is not None:
             check_real("aging", self.aging, 0.0)
-        _check_choices(self)
         _check_windows(self)
+        _check_choices(self)
 
     @property
     def watermark_blocks(self) -> int:
@@ -109,7 +109,9 @@ class EngineConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting by name, for a recording's first event."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"group_windows": list(self.group_windows)}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "group_windows": list(self.group_windows)
+        }
 
 
 def _check_choices(config: EngineConfig) -> None:

@@ -22,8 +22,9 @@ from pagedinfer.engine.admission import Admission
 from pagedinfer.engine.committer import Committer, Ends, Update, check_result
 from pagedinfer.engine.guard import Guard
 from pagedinfer.engine.look import SchedulerView
+from pagedinfer.engine.open_plan import OpenPlan
 from pagedinfer.engine.plan import StepPlan, StepResult
-from pagedinfer.engine.planner import OpenPlan, Planner
+from pagedinfer.engine.planner import Planner
 from pagedinfer.engine.policies import make_policy
 from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.queues import Queues
@@ -32,7 +33,7 @@ from pagedinfer.engine.waiting import WaitingQueue
 from pagedinfer.errors import RequestError, UnknownRequest, count
 from pagedinfer.memory.allocator import KVAllocator
 from pagedinfer.memory.keys import KeyTable
-from pagedinfer.memory.make import make_allocator
+from pagedinfer.memory.make import MakeMemory, make_allocator
 from pagedinfer.memory.ops import BlockOp
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -48,6 +49,7 @@ class Scheduler:
 
     Args:
         policy: decides instead of the one that `config` names.
+        make_memory: makes the memory instead of what `config` names.
 
     Attributes:
         config: limits and pool size.
@@ -60,15 +62,21 @@ class Scheduler:
         planner: fills plans. committer: enters their results.
         caches: whether there is a prefix cache.
         step: number of the last plan. now: its time.
+        ending: requests that end as soon as the plans that work on them close: (finish reason, sentence).
+        served: tokens computed for each named tenant.
         is_changing: whether the books are half written; only code that interrupts this thread can see True.
     """
 
     def __init__(
-        self, config: EngineConfig, bus: EventBus | None = None, policy: Policy | None = None
+        self,
+        config: EngineConfig,
+        bus: EventBus | None = None,
+        policy: Policy | None = None,
+        make_memory: MakeMemory = make_allocator,
     ) -> None:
         self.config = config
         self.bus = bus or EventBus()
-        self.blocks: KVAllocator = make_allocator(config, self.bus)
+        self.blocks: KVAllocator = make_memory(config, self.bus)
         self.keys = KeyTable()
         policy = policy or make_policy(config)
         self.guard = Guard(policy, config, self.bus, SchedulerView(self))
@@ -83,7 +91,7 @@ class Scheduler:
         self.planner = Planner(self)
         self.committer = Committer(self)
         self._open: list[OpenPlan] = []
-        self._ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
+        self.ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -104,10 +112,6 @@ class Scheduler:
     def open_plans(self) -> Sequence[OpenPlan]:
         """Plans that are neither committed nor cancelled, oldest first."""
         return self._open
-
-    def is_ending(self, request_id: str) -> bool:
-        """Whether a request ends as soon as the plans that work on it close."""
-        return request_id in self._ending
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -183,12 +187,12 @@ class Scheduler:
         with self._change():
             if self.bus.subs:
                 self.bus.emit(ev.Abort(request_id, why))
-            self._ending.setdefault(request_id, ("abort", why))
+            self.ending.setdefault(request_id, ("abort", why))
             return self._end([])
 
     def overdue(self, now: float) -> list[str]:
         """Take the ids of the requests whose time is up; each is named once, for the caller to abort."""
-        return [rid for rid in self.queues.overdue(now) if rid not in self._ending]
+        return [rid for rid in self.queues.overdue(now) if rid not in self.ending]
 
     def preempt(self, request_id: str, why: str, mode: str = "recompute") -> None:
         """Preempt a running request from outside (fault injection, teaching); refused while a plan is open.
@@ -201,6 +205,23 @@ class Scheduler:
             raise RequestError(f"Request {request_id!r} cannot be preempted: it must run, with no plan open.")
         with self._change():
             self.queues.preempt(request, mode, why)
+
+    def reconfigure(self, config: EngineConfig, policy: Policy | None, why: str) -> None:
+        """Go on with other limits and another policy, between two steps. The memory stays as it is.
+
+        Raises:
+            RequestError: a plan is open.
+        """
+        if self._open or self.is_changing:
+            raise RequestError("Settings cannot change while a step is open.")
+        policy = policy or make_policy(config)
+        self.config = config
+        self.guard = Guard(policy, config, self.bus, SchedulerView(self))
+        self.queues.reconfigure(config, WaitingQueue(self.guard.order, policy.moving_key))
+        self.admission = Admission(config, self.blocks, self.queues)
+        self.planner = Planner(self)
+        while len(self.running) > config.max_num_seqs:
+            self.preempt(self.running[-1].request_id, f"{why}: max_num_seqs is {config.max_num_seqs} now")
 
     # -- the plan -----------------------------------------------------------------------------------------------
 
@@ -252,10 +273,10 @@ class Scheduler:
             for update in updates:
                 request, rid = update.request, update.request.request_id
                 if rid in ends or request.num_tokens - request.num_prompt_tokens >= request.max_tokens:
-                    self._ending.setdefault(rid, ends.get(rid) or _length_end(request))
+                    self.ending.setdefault(rid, ends.get(rid) or _length_end(request))
             for rid, why in plan.exhausted.items():
                 updates.append(Update(self.requests[rid]))
-                self._ending.setdefault(rid, ("length", why))
+                self.ending.setdefault(rid, ("length", why))
             self._end(updates)
             self.bus.step = self.step
             return updates
@@ -275,11 +296,11 @@ class Scheduler:
 
     def _end(self, updates: list[Update]) -> list[Update]:
         """End what has to end, except requests that a still open plan works on: they end when it closes."""
-        if not self._ending:
+        if not self.ending:
             return updates
         by_id = {update.request.request_id: update for update in updates}
-        for rid in [r for r in self._ending if not any(r in opened.touched for opened in self._open)]:
-            request, (reason, detail) = self.requests[rid], self._ending.pop(rid)
+        for rid in [r for r in self.ending if not any(r in opened.touched for opened in self._open)]:
+            request, (reason, detail) = self.requests[rid], self.ending.pop(rid)
             self.queues.end(request, reason, detail)
             if rid not in by_id:
                 updates.append(by_id.setdefault(rid, Update(request)))

@@ -43,7 +43,6 @@ class BlockManager(BlockTables):
         self.refuse_calls: set[int] = set()
         self.num_calls = 0
         self._max_step_tokens = max_step_tokens
-        self._slides = any(window is not None for window in self.windows)
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -122,6 +121,7 @@ class BlockManager(BlockTables):
         rows = [tables[parent][: self.blocks_for(num_tokens)] for tables in self._tables]
         published = min(self._num_published.get(parent, 0), num_tokens // self.block_size)
         self._share(rid, rows, published, num_tokens)
+        self._forked |= {parent, rid}
 
     def allocate(
         self,

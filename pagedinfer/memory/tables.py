@@ -29,6 +29,7 @@ class BlockTables:
         windows: for each group of layers, the tokens that a query sees; None for all. One group in most models.
         pool: free blocks, reference counts, the prefix cache.
         ops: block operations asked for since the last `take_ops`.
+        tables: those of group 0, by request id; read-only.
     """
 
     def __init__(
@@ -40,6 +41,9 @@ class BlockTables:
         self.ops: list[BlockOp] = []
         self._bus = bus
         self._tables: list[dict[str, list[int]]] = [{} for _ in self.windows]
+        self.tables = self._tables[0]
+        self._slides = any(window is not None for window in self.windows)
+        self._forked: set[str] = set()  # whose last block others may hold too
         self._num_published: dict[str, int] = {}
 
     # -- questions ------------------------------------------------------------------------------------------------
@@ -56,6 +60,10 @@ class BlockTables:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
         return -(-num_tokens // self.block_size)
+
+    def is_covered(self, rid: str, position: int) -> bool:
+        """Whether `position` can be written without any change of tables: in the middle of a block of its own."""
+        return bool(position % self.block_size) and rid not in self._forked and not self._slides
 
     def num_missing(self, rid: str, num_tokens: int) -> int:
         """Blocks to add, over all groups, so that the request's tables cover `num_tokens` tokens."""
@@ -138,6 +146,8 @@ class BlockTables:
         """
         held = [tables.pop(rid, []) for tables in self._tables]
         published = self._num_published.pop(rid, None)
+        if self.journal is None:
+            self._forked.discard(rid)
         if not any(held):
             return ()
         if self.journal is not None:
@@ -206,7 +216,7 @@ class BlockTables:
     def check(self) -> None:
         """Assert every invariant of tables and pool. O(num_blocks)."""
         self.pool.check()
-        counts = [0] * self.num_blocks
+        counts = [0] * self.pool.num_blocks
         for tables in self._tables:
             assert tables.keys() == self._tables[0].keys(), "a request holds blocks in some groups only"
             for rid, table in tables.items():

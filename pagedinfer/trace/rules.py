@@ -242,7 +242,8 @@ def _free(state: State, event: ev.Free) -> Inverse | None:
             state.undrop(block_id)
         request.block_table, request.group_tables = tables[0], tables[1:]
 
-    return undo
+    # A request that ends while a plan is open does not come back when that plan is cancelled.
+    return undo if event.why == "preempt" else None
 
 
 def _trim(state: State, event: ev.Trim) -> None:
