@@ -56,7 +56,7 @@ def assert_no_leak(scheduler):
     assert snapshot["waiting"] == snapshot["running"] == []
     assert snapshot["requests"] == snapshot["block_tables"] == snapshot["ref_counts"] == {}
     assert sorted(snapshot["free"]) == list(range(scheduler.config.num_blocks))
-    assert not scheduler._ending
+    assert not scheduler.ending
     assert not scheduler._open
 
 

@@ -227,7 +227,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         still_waiting = [
             rid for rid in before["waiting"] if rid not in admitted and rid not in plan.exhausted
         ]
-        ending = set(scheduler._ending)
+        ending = set(scheduler.ending)
         assert not admitted or before["waiting"].index(admitted[-1]) < min(
             (before["waiting"].index(rid) for rid in still_waiting if rid not in ending), default=99
         ), f"{admitted} overtook {still_waiting}"
@@ -351,7 +351,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drain()
         assert self.scheduler.reset_prefix_cache()  # refused while anybody holds a block
         assert self.scheduler.blocks.num_free == self.num_blocks
-        assert not self.scheduler._ending
+        assert not self.scheduler.ending
         recording = self.seen.recording
         assert fold(recording.events).snapshot() == self.scheduler.snapshot()
         self.seen.check_every_step()
