@@ -234,8 +234,6 @@ def _free(state: State, event: ev.Free) -> Inverse | None:
     if tuple(freed) != event.pblks:
         raise ValueError(f"{event.rid} frees {freed}, not {list(event.pblks)}")
     request.block_table, request.group_tables = [], [[] for _ in request.group_tables]
-    if event.why == "finish":
-        return None  # no part of a plan, though another one may be open
 
     def undo() -> None:
         for block_id in reversed(held):
