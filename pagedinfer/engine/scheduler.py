@@ -264,10 +264,13 @@ class Scheduler:
             opened = self._open.pop(0)
             self.queues.host.settle(opened.journal)
             self.bus.step = plan.step  # what follows belongs to this plan, also when a later one is open
-            event = ev.Commit({}, {rid: list(end) for rid, end in ends.items()})
+            event = None
             if self.bus.subs:
-                event.tokens = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
-                event.drafts = {rid: len(guess) for rid, guess in (drafts or {}).items() if guess}
+                event = ev.Commit(
+                    {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens},
+                    {rid: list(end) for rid, end in ends.items()},
+                    drafts={rid: len(guess) for rid, guess in (drafts or {}).items() if guess},
+                )
                 self.bus.emit(event)
             updates = self.committer.book(plan, result, drafts or {}, key_ids or {}, event)
             for update in updates:
