@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pagedinfer import __version__
 from pagedinfer.errors import ConfigError, PagedInferError
@@ -44,10 +45,11 @@ def _main(arguments: list[str]) -> int:
         "--tiny", action="store_true", help="a tiny model with random weights; nothing is downloaded"
     )
     demo.add_argument("--html", default="demo.html", help="where to write the page (demo.html)")
+    _add_export(commands)
     commands.add_parser("models", help="list, fetch or find model files", add_help=False)
     options = parser.parse_args(arguments)
     try:
-        return _demo(options)
+        return _export(options) if options.command == "export" else _demo(options)
     except PagedInferError as error:
         print(f"pagedinfer: {error}", file=sys.stderr)
         return 1
@@ -72,13 +74,41 @@ def _demo(options: argparse.Namespace) -> int:
     return 0
 
 
-def _page(name: str) -> Path:
-    """The path of the page to write, refused before the run when nothing can be written there."""
+def _page(name: str, option: str = "--html ", example: str = "demo.html") -> Path:
+    """The path of the file to write, refused before the run when nothing can be written there."""
     page = Path(name)
     if not name or page.is_dir():
-        raise ConfigError(f"--html {name!r}: it must be a file to write, like demo.html, not a folder.")
+        raise ConfigError(f"{option}{name!r}: it must be a file to write, like {example}, not a folder.")
     if not page.parent.is_dir():
-        raise ConfigError(f"--html {name!r}: there is no folder {str(page.parent)!r}; create it first.")
+        raise ConfigError(f"{option}{name!r}: there is no folder {str(page.parent)!r}; create it first.")
     if not os.access(page if page.exists() else page.parent, os.W_OK):
-        raise ConfigError(f"--html {name!r}: it cannot be written; choose another place.")
+        raise ConfigError(f"{option}{name!r}: it cannot be written; choose another place.")
     return page
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a recording as a page, picture, table or Perfetto trace",
+        description="The ending of OUTPUT says what to write: .html .svg .png .pftrace .csv .parquet .jsonl",
+    )
+    export.add_argument(
+        "input",
+        nargs="+",
+        help="a recording (JSON lines), or vLLM's KV-cache events and request spans (JSON lines)",
+    )
+    export.add_argument("output", help="the file to write")
+    export.add_argument("--step", type=int, help="step to show; negative numbers count from the end")
+    export.add_argument("--request", help="request to select (.html, .svg)")
+    export.add_argument("--table", help="steps (default), requests, blocks or events (.csv, .parquet)")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pagedinfer.views.files import check_ending, export_file, load_files
+
+    target = _page(options.output, "", "run.html")
+    check_ending(target)
+    recording = load_files(*options.input)
+    export_file(recording, target, step=options.step, request=options.request, table=options.table)
+    print(f"{target}: {target.stat().st_size:,} bytes, {recording!r}")
+    return 0

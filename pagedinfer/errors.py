@@ -9,12 +9,14 @@ __all__ = [
     "ModelError",
     "OutOfBlocks",
     "PagedInferError",
+    "QueueFull",
     "RecordingError",
     "RequestError",
     "RequestTooLong",
     "RunnerError",
     "UnknownArchitecture",
     "UnknownRequest",
+    "WatchError",
     "count",
     "describe_error",
 ]
@@ -42,6 +44,10 @@ class ConfigError(PagedInferError, ValueError):
     """A setting is out of its range, contradicts another one, or is not supported (yet)."""
 
 
+class WatchError(ConfigError):
+    """A condition of a breakpoint cannot be read, or a predicate raised; the run stopped and nothing is lost."""
+
+
 class RequestError(PagedInferError, ValueError):
     """One request cannot be accepted; the engine and all other requests are untouched."""
 
@@ -52,6 +58,10 @@ class RequestTooLong(RequestError):
 
 class DuplicateRequest(RequestError):
     """A live request already has this id."""
+
+
+class QueueFull(RequestError):
+    """As many requests wait as `max_num_waiting` allows; try again later."""
 
 
 class UnknownRequest(PagedInferError, KeyError):
@@ -82,14 +92,14 @@ class RecordingError(PagedInferError, ValueError):
 
 
 class OutOfBlocks(PagedInferError, RuntimeError):
-    """The pool has fewer free blocks than asked for. Nothing was allocated.
+    """The pool has fewer free blocks than asked for, or not in a row. Nothing was allocated.
 
     Attributes:
         needed: blocks asked for.
         free: blocks that were free.
     """
 
-    def __init__(self, needed: int, free: int) -> None:
-        super().__init__(f"needs {count(needed, 'block')}, {free} free")
+    def __init__(self, needed: int, free: int, why: str = "") -> None:
+        super().__init__(why or f"needs {count(needed, 'block')}, {free} free")
         self.needed = needed
         self.free = free

@@ -6,7 +6,7 @@ LEAK (`assert_no_leak`), MAP (`check_map`), BOUND (`run_bounded`), POISON (`pois
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.config import SamplingParams
@@ -30,6 +30,7 @@ __all__ = [
     "refuse_allocation",
     "run_bounded",
     "tiny_llm",
+    "unused_blocks",
 ]
 
 TIE_GAP = 1e-3
@@ -101,14 +102,22 @@ def run_bounded(engine: Engine, max_steps: int) -> dict[str, RequestOutput]:
     return done
 
 
+def unused_blocks(snapshot: Mapping[str, Any]) -> list[int]:
+    """Blocks that nobody holds, the next to be taken first: those without content, then cached ones."""
+    idle = snapshot.get("idle", {})
+    return [*snapshot["free"], *(block for lane in sorted(idle, key=int) for block in idle[lane])]
+
+
 def assert_no_leak(engine: Engine) -> None:
     """LEAK: a drained engine has every block free, no references, empty queues and tables."""
     snapshot = engine.snapshot()
     assert not engine.has_unfinished(), "the engine is not drained"
-    for name in ("waiting", "running", "requests", "block_tables", "ref_counts"):
+    for name in ("waiting", "running", "swapped", "requests", "block_tables", "ref_counts", "host_tables"):
         assert not snapshot[name], f"{name} is not empty after draining: {snapshot[name]}"
-    free: Sequence[int] = snapshot["free"]
-    assert sorted(free) == list(range(engine.config.num_blocks)), "blocks are missing from the free list"
+    free = unused_blocks(snapshot)
+    assert sorted(free) == list(range(engine.scheduler.blocks.num_blocks)), (
+        "blocks are missing from the free list"
+    )
 
 
 def check_map(engine: Engine) -> None:

@@ -34,18 +34,23 @@ LAYERS = {
     "trace.events": ("trace.schema",),
     "trace.bus": ("errors", "trace.events"),
     "memory": ("errors", "config", "trace.events", "trace.bus"),
-    "engine": ("errors", "config", "randomness", "memory", "trace.events", "trace.bus"),
-    "trace": ("errors", "config"),
+    "engine": ("errors", "checks", "config", "randomness", "memory", "trace.events", "trace.bus"),
+    "trace": ("errors", "config", "memory.free_queue"),
+    "trace.tap_records": ("errors",),
     "views": ("errors", "config", "trace"),
     "backends": ("errors", "config"),
     "model": ("errors", "config", "backends"),
-    "runner": ("errors", "config", "randomness", "engine", "backends", "model"),
+    "runner": ("errors", "config", "randomness", "engine", "backends", "model", "trace.tap_records"),
     "sim": ("errors", "config", "memory", "engine", "trace"),
 }
 # These wire the sides together and may import anything of ours.
 WIRING = {"", "llm", "arguments", "async_engine", "session", "cli", "demo", "testing", "course"}
 CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
-LIVE_VIEWS = {"views.widget"}  # the one module of the views that needs more than the standard library
+LIVE_VIEWS = {
+    "views.widget",
+    "views.sheet_widget",
+    "views.latency_plotly",
+}  # the modules of the views that need more than the standard library
 
 
 def _imports(name):

@@ -40,6 +40,13 @@ def test_counts_are_integers_and_a_bool_is_none(name, value):
     assert f"{name}={value!r}" in refused(engine, **{name: value})
 
 
+def test_drafts_may_be_none():
+    assert engine().num_draft_tokens == 0
+    assert engine(num_draft_tokens=4).num_draft_tokens == 4
+    for value in (-1, 65, True, 2.0, None, "4"):
+        assert f"num_draft_tokens={value!r}: it must be" in refused(engine, num_draft_tokens=value)
+
+
 def test_block_size_ends_at_256():
     assert engine(block_size=256).block_size == 256
     assert refused(engine, block_size=257) == "block_size=257: it must be an integer from 1 to 256."

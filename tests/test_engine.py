@@ -586,6 +586,8 @@ def test_metrics_count():
         "num_requests": 0,
         "num_prompt_tokens": 0,
         "num_output_tokens": 0,
+        "num_draft_tokens": 0,
+        "num_accepted_tokens": 0,
         "num_running": 0,
         "num_waiting": 0,
         "num_submitted": 0,
@@ -704,6 +706,7 @@ def test_two_threads_share_an_engine():
         ),
         (lambda rid: StepResult({}, errors={rid: None}), "a NoneType as error of r0"),
         (lambda rid: StepResult({rid: (97,), 5: (1,)}), "tokens for 5, which did not sample"),
+        (lambda rid: StepResult({rid: (97, 98)}), r"\[97, 98\] as tokens of r0 with drafts \[\]"),
         (lambda rid: StepResult({rid: 5}), "a int as tokens of r0"),
         (lambda rid: StepResult({rid: "ab"}), "a str as tokens of r0"),
         (lambda rid: StepResult({rid: {3}}), "a set as tokens of r0"),
@@ -743,19 +746,6 @@ def test_a_subscriber_that_exits_leaves_no_plan_open():
     engine.bus.subscribe(leave)
     assert drain(engine)["r0"].outputs[0].text == "abc"
     engine.check()
-
-
-def test_more_tokens_than_max_tokens_are_left_out():
-    class Eager(SimulatedRunner):
-        def execute(self, plan):
-            return StepResult({item.request_id: tuple(range(97, 117)) for item in plan.scheduled})
-
-    engine = make(runner=Eager(vocab_size=259))
-    engine.add_request("Hi", SamplingParams(max_tokens=3))
-    (output,) = engine.step()
-    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("abc", "length")
-    assert list(output.outputs[0].token_ids) == [97, 98, 99]
-    assert_no_leak(engine)
 
 
 class Mute(Exception):

@@ -91,3 +91,21 @@ def test_a_resumed_request_is_a_chunk_although_it_has_output():
 def test_a_request_without_token_ids_is_refused():
     with pytest.raises(RequestError, match=r"'trace'.*simulated runner"):
         InputBuffers(4).update(plan(item("trace", (), 0, 3, (0,))))
+
+
+def test_every_group_has_its_own_tables_and_slots():
+    decode, chunk = item("decode", list(range(9)), 8, 1, (5, 0, 7)), item("chunk", [21, 22, 23], 0, 3, (1,))
+    decode.group_tables, chunk.group_tables = ((-1, -1, 4), (-1, 8, 9)), ((2,), (3,))
+    buffers = InputBuffers(4, num_groups=3)
+    inputs, _ = buffers.update(plan(decode, chunk))
+    expected = [
+        ([28, 4, 5, 6], [[5, 0, 7], [1, -1, -1]]),
+        ([16, 8, 9, 10], [[-1, -1, 4], [2, -1, -1]]),
+        ([36, 12, 13, 14], [[-1, 8, 9], [3, -1, -1]]),
+    ]
+    for group, (slots, tables) in enumerate(expected):
+        one = inputs.of_group(group)
+        assert (one.slot_mapping.tolist(), one.block_tables.tolist()) == (slots, tables)
+        assert one.positions is inputs.positions
+    again, _ = buffers.update(plan(chunk, decode))
+    assert again.of_group(2).block_tables.data_ptr() == inputs.of_group(2).block_tables.data_ptr()

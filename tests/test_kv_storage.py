@@ -54,10 +54,34 @@ def test_a_round_trip_over_the_host_is_bit_equal(dtype):
     before = kv.pool.clone()
     data = kv.read_out([6, 2])
     kv.poison()
-    assert torch.equal(data, before[:, [6, 2]])  # a copy, not a view of the pool
+    assert torch.equal(data[0], before[:, [6, 2]])  # a copy, not a view of the pool
     kv.write_in([1, 4], data)
     assert torch.equal(kv.pool[:, [1, 4]], before[:, [6, 2]])
     assert kv.pool[:, [0, 2, 3, 5, 6]].isnan().all()
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 7, 12])
+def test_a_new_size_keeps_the_blocks_that_stay(num_blocks):
+    kv = make()
+    kv.pool.copy_(torch.randn(kv.pool.shape))
+    before, kept = kv.pool.clone(), min(num_blocks, 7)
+    kv.resize(num_blocks)
+    assert kv.num_blocks == num_blocks == kv.total_bytes // kv.bytes_per_block
+    assert torch.equal(kv.pool[:, :kept], before[:, :kept])
+    assert not kv.pool[:, kept:].any()
+    last = torch.tensor([num_blocks * 4 - 1])
+    kv.write(1, last, torch.ones(1, 2, 2, 6))  # the views of the layers are of the new pool
+    assert (kv.pool[1, -1, 3] == 1.0).all()
+    assert kv.slots(1).shape[0] == num_blocks * 4
+
+
+def test_a_new_size_beyond_the_machine_leaves_the_pool_as_it_was():
+    kv = make()
+    pool = kv.pool
+    with pytest.raises(ConfigError, match="ask for fewer blocks"):
+        kv.resize(10**14)
+    assert kv.pool is pool
+    assert kv.num_blocks == 7
 
 
 def test_poison_of_an_integer_pool_is_its_largest_number():

@@ -3,6 +3,7 @@
 import pytest
 
 from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.plan import BlockOp, StepPlan
 from pagedinfer.engine.protocols import Runner
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
@@ -69,3 +70,16 @@ def test_a_rule_of_ones_own_and_ids_that_must_not_come_yet():
     assert outputs(runner, [request]) == {"a": [1, 1, 9, 9]}
     runner.close()
     runner.close()
+
+
+def test_block_operations_are_counted():
+    runner = SimulatedRunner(bytes_per_block=100)
+    ops = [BlockOp("copy", ((0, 1), (2, 3))), BlockOp("swap_out", ((4, 0),)), BlockOp("copy", ((1, 5),))]
+    plan = StepPlan(1, 0.0, 8, ops=ops)
+    result = runner.execute(plan)
+    assert (result.tokens, result.op_bytes, result.op_seconds) == ({}, 400, 0.0)
+    assert runner.run_ops(ops[1:2]) == (100, 0.0)
+    assert runner.num_moved == {"copy": 3, "swap_out": 2}
+    runner.take_back(plan)
+    runner.resize(9)
+    assert SimulatedRunner().execute(plan).op_bytes == 0

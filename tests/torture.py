@@ -41,6 +41,7 @@ from pagedinfer.runner.sampler import sample_reference, uniform
 from pagedinfer.runner.structured import StructuredOutputs
 from pagedinfer.runner.torch_runner import TorchRunner
 from pagedinfer.sim.rerun import rerun
+from pagedinfer.sim.shadow import ShadowMemory
 from pagedinfer.testing import TIE_GAP, assert_no_leak, force_preempt, poison, refuse_allocation, run_bounded
 from pagedinfer.trace.replay import State, fold
 
@@ -280,6 +281,8 @@ class Traffic:
         kinds = ("same", "tie", "outgrown", "aborted", "sick", "streams", "streams closed", "subscribers")
         self.counts = dict.fromkeys(kinds, 0)
         self.trouble = self.victim = None
+        self.shadow = ShadowMemory(self.options["num_blocks"], self.options["block_size"])
+        self.shadow.watch(self.engine.runner)
         execute = self.engine.runner.execute
         self.engine.runner.execute = lambda plan: self.execute(execute, plan)
         self.engine.bus.subscribe(self.listen)
@@ -386,6 +389,7 @@ class Traffic:
     def poison_free(self):
         free = self.engine.snapshot()["free"]
         self.engine.runner.kv.pool[:, free] = float("nan")
+        self.shadow.poison(free)
 
     def fail(self):
         kinds = ["raise before", "raise after", "interrupt", "ctrl-c", "ctrl-c twice", "nan", "nan"]

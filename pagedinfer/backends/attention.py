@@ -8,6 +8,7 @@ Shapes: N requests, L positions, H query heads and K key-value heads of size D.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,10 @@ import torch
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
 
-__all__ = ["PADDING", "TILE", "AttentionRule", "Span", "Tile", "attend", "attention_reference", "make_spans"]
+__all__ = [
+    "PADDING", "TILE", "AttentionRule", "Span", "Tile", "attend", "attention_reference", "attention_weights",
+    "gather_seen", "make_spans",
+]  # fmt: skip
 
 TILE = 64
 """Neighbouring tokens of a chunk that attend in one call."""
@@ -172,6 +176,30 @@ def attend(
     return attended.view(query.shape).permute(0, 3, 1, 2, 4).reshape(q.shape)
 
 
+def attention_weights(query: torch.Tensor, keys: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """What one query [D] gives each of the keys [L, D] that it sees: softmax weights [L], in float32."""
+    scale = query.shape[-1] ** -0.5 if rule.scale is None else rule.scale
+    scores = keys.float() @ query.float() * scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    return scores.softmax(0)
+
+
+def gather_seen(
+    layer: int, kv: KVStorage, table: Sequence[int], position: int, window: int | None
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Copy out what the token at `position` sees, itself included; blocks left of its window are not touched.
+
+    Returns:
+        the first position seen, and keys and values from there on, each [L, K, D].
+    """
+    first = 0 if window is None else max(0, position + 1 - window)
+    skipped = first // kv.block_size
+    start = skipped * kv.block_size
+    keys, values = kv.gather(layer, table[skipped:], position + 1 - start)
+    return first, keys[first - start :], values[first - start :]
+
+
 def attention_reference(
     q: torch.Tensor, layer: int, kv: KVStorage, inputs: ModelInputs, rule: AttentionRule | None = None
 ) -> torch.Tensor:
@@ -180,19 +208,15 @@ def attention_reference(
     Takes q [T, H, D] and returns [T, H * D], like the op.
     """
     rule = rule or AttentionRule()
-    scale = kv.head_dim**-0.5 if rule.scale is None else rule.scale
     out = torch.empty_like(q)
     group = q.shape[1] // kv.num_kv_heads
     row = 0
     for request, num in enumerate(inputs.query_lens):
         table = inputs.block_tables[request].tolist()
         for position in range(inputs.ends[request] - num, inputs.ends[request]):
-            first = 0 if rule.window is None else max(0, position + 1 - rule.window)
-            keys, values = (part[first:] for part in kv.gather(layer, table, position + 1))
+            _, keys, values = gather_seen(layer, kv, table, position, rule.window)
             for head in range(q.shape[1]):
-                scores = keys[:, head // group].float() @ q[row, head].float() * scale
-                if rule.softcap is not None:
-                    scores = rule.softcap * torch.tanh(scores / rule.softcap)
-                out[row, head] = scores.softmax(0) @ values[:, head // group].float()
+                weights = attention_weights(q[row, head], keys[:, head // group], rule)
+                out[row, head] = weights @ values[:, head // group].float()
             row += 1
     return out.flatten(1)

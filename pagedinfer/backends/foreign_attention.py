@@ -78,7 +78,10 @@ def foreign_attention(
         step.contexts[known] = ops.prepare(step.inputs, step.kv, query.shape[1], rule)
     context = step.contexts[known]
     step.kv.write(layer, context.slot_mapping, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
-    attended = ops.attention(query[0].transpose(0, 1), layer, step.kv, context)
+    queries = query[0].transpose(0, 1)
+    if step.inputs.watch is not None:
+        step.inputs.watch(layer, queries, context.rule)
+    attended = ops.attention(queries, layer, step.kv, context)
     return attended.view(1, query.shape[2], query.shape[1], -1), None
 
 

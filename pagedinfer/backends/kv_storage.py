@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 
+from pagedinfer.backends.layer_groups import LayerGroups
 from pagedinfer.errors import ConfigError, EngineClosed
 
-__all__ = ["KVStorage"]
+__all__ = ["BlockData", "KVStorage"]
+
+BlockData: TypeAlias = tuple[torch.Tensor, ...]
+"""Whole blocks outside the pool: each tensor that a block consists of, [num_layers, number of blocks, ...]."""
 
 
 class KVStorage:
@@ -18,6 +23,9 @@ class KVStorage:
     and values of a layer are one contiguous row, so a step writes a layer with one scatter and decode
     attention reads it with one gather. Slot `block_id * block_size + offset` is a row of the layer seen as
     [num_slots, 2, num_kv_heads, head_dim].
+
+    With `groups` a block has room for fewer layers than the model has (`num_layers` counts that room): layers of
+    different groups use the same place, each in blocks of its own. Layers are still named by the model's numbers.
 
     Raises:
         ConfigError: the machine has no memory for a pool of this size.
@@ -33,21 +41,29 @@ class KVStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        groups: LayerGroups | None = None,
     ) -> None:
+        self.groups = groups or LayerGroups.one(num_layers)
+        assert self.groups.num_rows == num_layers, f"{num_layers} layers to a block, {self.groups}"
         self.num_layers, self.num_blocks, self.block_size = num_layers, num_blocks, block_size
         self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
-        shape = (num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim)
+        self._use(self._new_pool(num_blocks, device))
+
+    def _new_pool(self, num_blocks: int, device: torch.device | str) -> torch.Tensor:
+        shape = (self.num_layers, num_blocks, self.block_size, 2, self.num_kv_heads, self.head_dim)
         try:
-            pool = torch.zeros(shape, dtype=dtype, device=device)
+            with torch.inference_mode(False):  # it is written in and out of that mode
+                return torch.zeros(shape, dtype=self.dtype, device=device)
         except (RuntimeError, TypeError) as error:  # torch's word for a size beyond 64 bits is TypeError
             raise ConfigError(
                 f"a KV pool of {num_blocks} blocks needs {num_blocks * self.bytes_per_block:,} bytes, "
                 "more than this machine gives; ask for fewer blocks."
             ) from error
+
+    def _use(self, pool: torch.Tensor) -> None:
         self._pool: torch.Tensor | None = pool
-        self._layers = [
-            pool[layer].view(num_blocks * block_size, 2, num_kv_heads, head_dim)
-            for layer in range(num_layers)
+        self._layers: list[torch.Tensor] = [
+            layer.view(-1, 2, self.num_kv_heads, self.head_dim) for layer in pool
         ]
 
     @property
@@ -63,7 +79,7 @@ class KVStorage:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
+        """Bytes of one block over all layers that it has room for, keys and values."""
         return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -73,22 +89,22 @@ class KVStorage:
 
     def slots(self, layer: int) -> torch.Tensor:
         """A view of one layer, [num_slots, 2, num_kv_heads, head_dim]."""
-        return self._layers[layer]
+        return self._layers[self.groups.row[layer]]
 
     def heads(self, layer: int) -> torch.Tensor:
         """A view of one layer, [num_slots * 2 * num_kv_heads, head_dim]: one key or value of a head per row."""
-        return self._layers[layer].view(-1, self.head_dim)
+        return self.slots(layer).view(-1, self.head_dim)
 
     def write(self, layer: int, slot_mapping: torch.Tensor, kv: torch.Tensor) -> None:
         """Store `kv` [T, 2, num_kv_heads, head_dim] (keys, values) of T tokens at `slot_mapping` [T]."""
-        self._layers[layer].index_copy_(0, slot_mapping, kv)
+        self.slots(layer).index_copy_(0, slot_mapping, kv)
 
     def gather(
         self, layer: int, block_table: Sequence[int], num_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy out a request's first keys and values, each [num_tokens, num_kv_heads, head_dim]."""
         used = list(block_table[: -(-num_tokens // self.block_size)])
-        rows = self.pool[layer, used].flatten(0, 1)[:num_tokens]
+        rows = self.pool[self.groups.row[layer], used].flatten(0, 1)[:num_tokens]
         return rows[:, 0], rows[:, 1]
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
@@ -96,13 +112,29 @@ class KVStorage:
         for source, destination in pairs:
             self.pool[:, destination] = self.pool[:, source]
 
-    def read_out(self, block_ids: Sequence[int]) -> torch.Tensor:
-        """Copy whole blocks to the host: [num_layers, len(block_ids), ...] in the layout of the class."""
-        return self.pool[:, list(block_ids)].cpu()
+    def read_out(self, block_ids: Sequence[int]) -> BlockData:
+        """Copy whole blocks to the host: one tensor [num_layers, len(block_ids), ...] in the layout of the class.
 
-    def write_in(self, block_ids: Sequence[int], data: torch.Tensor) -> None:
+        What it returns is for `write_in`; a storage of another kind may return more tensors (scales).
+        """
+        return (self.pool[:, list(block_ids)].cpu(),)
+
+    def write_in(self, block_ids: Sequence[int], data: BlockData) -> None:
         """Put back what `read_out` gave, bit for bit, into these (other or the same) blocks."""
-        self.pool[:, list(block_ids)] = data.to(self.pool.device)
+        (pool,) = data
+        self.pool[:, list(block_ids)] = pool.to(self.pool.device)
+
+    def resize(self, num_blocks: int) -> None:
+        """Make the pool larger or smaller. Blocks that stay keep their bytes; for a while both pools exist.
+
+        Raises:
+            ConfigError: the machine has no memory for the new pool; the old one is as it was.
+        """
+        old, kept = self.pool, min(num_blocks, self.num_blocks)
+        new = self._new_pool(num_blocks, old.device)
+        new[:, :kept] = old[:, :kept]
+        self.num_blocks = num_blocks
+        self._use(new)
 
     def poison(self) -> None:
         """Fill the pool with NaN (the largest number of an integer type), so that a stray read shows."""

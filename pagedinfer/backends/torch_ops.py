@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from pagedinfer.backends.attention import AttentionRule, Span, attend, make_spans
 from pagedinfer.backends.kv_storage import KVStorage
+from pagedinfer.backends.layer_groups import LayerGroups
 from pagedinfer.backends.model_inputs import ModelInputs
 
 __all__ = ["BiasedLinear", "DenseLinear", "Linear", "StepContext", "TorchOps", "rope_frequencies"]
@@ -106,6 +107,7 @@ class TorchOps:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        groups: LayerGroups | None = None,
     ) -> KVStorage:
         """Allocate the KV pool in the layout that these ops read."""
         return KVStorage(
@@ -116,6 +118,7 @@ class TorchOps:
             head_dim=head_dim,
             dtype=dtype,
             device=device,
+            groups=groups,
         )
 
     def prepare(self, inputs: ModelInputs, kv: KVStorage, num_heads: int, rule: AttentionRule) -> StepContext:

@@ -6,8 +6,8 @@ from pagedinfer.config import EngineConfig
 from pagedinfer.engine.plan import StepPlan
 from pagedinfer.engine.queues import Queues
 from pagedinfer.engine.request import Request
-from pagedinfer.errors import DuplicateRequest, RequestError, RequestTooLong, count
-from pagedinfer.memory.blocks import BlockManager
+from pagedinfer.errors import ConfigError, DuplicateRequest, QueueFull, RequestError, RequestTooLong, count
+from pagedinfer.memory.allocator import KVAllocator
 
 __all__ = ["Admission"]
 
@@ -15,13 +15,16 @@ __all__ = ["Admission"]
 class Admission:
     """Answers with the sentence why not, or None for yes. Looks at queues and pool, changes nothing."""
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager, queues: Queues) -> None:
+    def __init__(self, config: EngineConfig, blocks: KVAllocator, queues: Queues) -> None:
         self._config = config
         self._blocks = blocks
         self._queues = queues
 
-    def refusal(self, request: Request) -> RequestError | None:
-        """The error for a request that can never be served, or not under this id."""
+    def refusal(self, request: Request, room_for: int = 1) -> Exception | None:
+        """The error for a request that can never be served, not under this id, or not while so many wait.
+
+        `room_for` counts it and those that come with it.
+        """
         rid, prompt, config = request.request_id, request.num_prompt_tokens, self._config
         if rid in self._queues.requests:
             return DuplicateRequest(
@@ -39,46 +42,51 @@ class Admission:
                 f"room for at most {config.max_model_len - 1} and one new token. Shorten the prompt or raise "
                 "max_model_len."
             )
-        if (needed := self._blocks.blocks_for(prompt)) > config.num_blocks:
-            return RequestTooLong(
-                f"Request {rid!r} has {prompt} prompt tokens and needs {needed} blocks of {config.block_size}; the "
-                f"whole pool has {config.num_blocks}. Shorten the prompt or raise num_blocks."
+        most = prompt + min(request.max_tokens, config.max_model_len - prompt)
+        if why := self._blocks.why_never(prompt, most):
+            return RequestTooLong(f"Request {rid!r}: its {why}. Shorten the prompt or raise num_blocks.")
+        if request.priority and config.order != "priority":
+            return ConfigError(
+                f"priority={request.priority!r} of {rid!r} would be ignored under order={config.order!r}; "
+                "leave it at 0 or make the engine with order='priority'."
+            )
+        waiting, limit = len(self._queues.waiting), config.max_num_waiting
+        if limit is not None and waiting + room_for > limit:
+            return QueueFull(
+                f"Request {rid!r}: {waiting} requests wait and max_num_waiting={limit}; try again later."
             )
         return None
 
-    def why_not_now(self, request: Request, plan: StepPlan, budget: int) -> str | None:
-        """Why the head of the queue must wait in this step.
+    def why_skipped(self, request: Request) -> str | None:
+        """Why a waiting request is passed over while others may come in: its tenant has its share."""
+        config = self._config
+        if config.tenant_max_running is None and config.tenant_max_blocks is None:
+            return None
+        own = [r for r in self._queues.running if r.tenant == request.tenant]
+        if config.tenant_max_running is not None and len(own) >= config.tenant_max_running:
+            return f"tenant {request.tenant!r} has {len(own)} running, tenant_max_running={config.tenant_max_running}"
+        if config.tenant_max_blocks is not None and own:
+            promised = sum(self._blocks.blocks_for(r.max_total_tokens) for r in own)
+            needed = self._blocks.blocks_for(request.max_total_tokens)
+            if promised + needed > config.tenant_max_blocks:
+                return (
+                    f"tenant {request.tenant!r} may come to need {promised} + {needed} blocks, "
+                    f"tenant_max_blocks={config.tenant_max_blocks}"
+                )
+        return None
 
-        Its whole known length must fit, beside what running prefills still need and the watermark: an admission
-        that is taken back a step later has cost a prefill.
-        """
-        running, seats = self._queues.running, self._config.max_num_seqs
-        if plan.preempted:
-            verb = "was" if len(plan.preempted) == 1 else "were"
-            return f"{', '.join(plan.preempted)} {verb} preempted in this step"
-        if len(running) >= seats:
+    def why_no_place(self, request: Request, plan: StepPlan, budget: int) -> str | None:
+        """Why nobody can join the batch in this step: no seat, or no budget."""
+        seats = self._config.max_num_seqs
+        if len(self._queues.running) >= seats:
             return (
                 f"all {seats} seats (max_num_seqs) are taken"
                 if seats > 1
                 else "the only seat (max_num_seqs) is taken"
             )
-        if budget == 0:
-            return f"token budget of {plan.token_budget} used up"
-        needed, free = self._blocks.blocks_for(request.num_tokens), self._blocks.num_free
-        promised = sum(self._blocks.num_missing(r.request_id, r.num_tokens) for r in running)
-        watermark = self._config.watermark_blocks if running else 0
-        if needed + promised + watermark <= free:
-            return None
-        why = f"needs {count(needed, 'block')}, {free} free"
-        why += f", {promised} promised to running requests" if promised else ""
-        return why + (f", watermark {watermark}" if watermark else "")
+        return f"token budget of {plan.token_budget} used up" if budget == 0 else None
 
     def why_never(self, request: Request) -> str | None:
         """Why even the whole pool could not hold the request's known tokens."""
-        needed = self._blocks.blocks_for(request.num_tokens)
-        if needed <= self._config.num_blocks:
-            return None
-        return (
-            f"its {request.num_tokens} tokens need {needed} blocks of {self._config.block_size}, "
-            f"the whole pool has {self._config.num_blocks}"
-        )
+        why = self._blocks.why_never(request.num_tokens, request.max_total_tokens)
+        return None if why is None else f"its {why}"

@@ -7,7 +7,7 @@ groups of several outputs, and the outputs on their way out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pagedinfer.config import SamplingParams
@@ -34,7 +34,9 @@ class Callers:
         undelivered: outputs for whoever steps next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[str], None] = lambda request_id: None) -> None:
+        """`forget` is told the id of each request that has ended."""
+        self._forget = forget
         self.live: dict[str, LiveRequest] = {}
         self.groups: dict[str, Group] = {}
         self.parents: dict[str, Group] = {}
@@ -95,6 +97,7 @@ class Callers:
             group, ended = self.parents.get(request_id), update.finish_reason is not None
             if ended:
                 del self.live[request_id]
+                self._forget(request_id)
             if group is None:
                 outputs.append((live.outbox, live.output(update)))
                 continue

@@ -12,32 +12,35 @@ from typing import Any
 
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
+from pagedinfer.engine.drafter import Drafter, NgramDrafter
 from pagedinfer.engine.group import child_ids, split
 from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.live import LiveRequest
 from pagedinfer.engine.operations import Operations
+from pagedinfer.engine.options import RequestOptions
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.engine.plan import StepResult
+from pagedinfer.engine.policy import Policy
+from pagedinfer.engine.pool_control import PoolControl
 from pagedinfer.engine.protocols import Runner, Tokenizer
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler, Update
+from pagedinfer.engine.speculation import Speculation
 from pagedinfer.errors import (
     ConfigError,
     DuplicateRequest,
-    EngineClosed,
     PagedInferError,
-    UnknownRequest,
     describe_error,
 )
 from pagedinfer.randomness import mix
-from pagedinfer.trace.bus import EventBus, Subscription
-from pagedinfer.trace.events import Error, Event
+from pagedinfer.trace.bus import EventBus
+from pagedinfer.trace.events import Error
 
 __all__ = ["Engine"]
 
 
-class Engine:
+class Engine(PoolControl):
     """Schedules, runs and commits steps over a runner.
 
     Thread-safe: one lock guards each call, so widget callbacks and cells may share an engine.
@@ -61,17 +64,21 @@ class Engine:
         wall_clock: Callable[[], float] | None = None,
         info: dict[str, Any] | None = None,
         make_mask: MakeMask | None = None,
+        drafter: Drafter | None = None,
+        policy: Policy | None = None,
     ) -> None:
         """Make an engine.
 
         `clock` gives the time for decisions; the default counts steps, so that equal seeds give equal recordings.
         `wall_clock` only stamps events. `info` goes into recordings (model name, dtype, ...). `make_mask` makes the
-        mask of one structured output; without it they are refused.
+        mask of one structured output; without it they are refused. `drafter` guesses tokens; the default looks for
+        n-grams in the request's own text when `config.num_draft_tokens` asks for it. `policy` decides instead of
+        the one that `config` names.
         """
         self.config = config
         self.runner = runner
         self.bus = EventBus(wall_clock)
-        self.scheduler = Scheduler(config, self.bus)
+        self.scheduler = Scheduler(config, self.bus, policy)
         self._tokenizer = tokenizer
         own = tokenizer.eos_token_ids if tokenizer is not None else ()
         self._eos_token_ids = tuple(sorted({*own, *eos_token_ids}))
@@ -79,9 +86,11 @@ class Engine:
         self._clock = clock
         self._info = dict(info or {})
         self._operations = Operations()
-        self._lock = self._operations.lock
         self._make_mask = make_mask
-        self._callers = Callers()
+        if drafter is None and config.num_draft_tokens:
+            drafter = NgramDrafter(config.num_draft_tokens)
+        self._speculation = Speculation(drafter, runner.vocab_size, self.bus)
+        self._callers = Callers(self._speculation.forget)
         self._num_requests = 0  # as callers count: one, however many outputs
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -95,11 +104,14 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         request_id: str | None = None,
-        priority: int = 0,
+        priority: int | str = 0,
         *,
         outbox: Outbox | None = None,
+        **options: Any,
     ) -> str:
         """Queue a prompt; returns its request id ("r0", "r1", ... when none is given).
+
+        `options` are those of `RequestOptions`: tenant, deadline, timeout, cache_salt, retain.
 
         With `outbox` the request's outputs are appended there, and `step` does not return them: whoever waits for
         this request gets them, whoever steps or aborts.
@@ -110,10 +122,7 @@ class Engine:
         """
         with self._lock:
             self._check_open()
-            if priority != 0:
-                raise ConfigError(
-                    f"priority={priority!r}: this engine serves first come, first served; leave it at 0."
-                )
+            wishes = RequestOptions.of({"priority": priority, **options})
             vocab_size, has_logits = self.runner.vocab_size, getattr(self.runner, "has_logits", True)
             params = check_params(params, self._tokenizer, vocab_size, has_logits)
             text, token_ids = read_prompt(prompt, self._tokenizer, vocab_size)
@@ -123,7 +132,8 @@ class Engine:
                 self._check_open()  # reading a long prompt takes time: a signal handler may have closed it
                 now = self._now()
                 for request in requests:  # if one is refused it is the first: they differ in seed and id only
-                    self.scheduler.submit(request, now)
+                    _apply(wishes, request, now)
+                    self.scheduler.submit(request, now, len(requests) if request is requests[0] else 1)
                     self._callers.add(LiveRequest(request, text, self._tokenizer, outbox))
                 self._num_requests += 1
                 self._num_prompt_tokens += len(token_ids)
@@ -238,6 +248,7 @@ class Engine:
             with self._operations.run() as interrupt:
                 self._stepping = True
                 try:
+                    self._give_up_overdue()
                     if self.scheduler.requests:
                         self._run(interrupt)
                 finally:
@@ -249,105 +260,35 @@ class Engine:
         plan = self.scheduler.schedule(self._now())
         try:
             interrupt.forward = True
-            result = self.runner.execute(plan) if plan.scheduled else StepResult({})
+            result = self.runner.execute(plan) if plan.scheduled or plan.ops else StepResult({})
             interrupt.forward = False
             plan.check_result(result, self.runner.vocab_size)
         except BaseException as error:
             interrupt.forward = False
             what = describe_error(error)
-            self._callers.deliver(self.scheduler.cancel(plan, what))
+            try:
+                self.runner.take_back(plan)
+            finally:
+                self._callers.deliver(self.scheduler.cancel(plan, what))
             if isinstance(error, Exception) and self.bus.subs:
                 self.bus.emit(Error("runner", what))
             raise
         result, ends = self._callers.look_for_ends(result)
         self._num_output_tokens += sum(map(len, result.tokens.values()))
-        self._callers.deliver(self.scheduler.commit(plan, result, ends))
+        drafts = None
+        if self._speculation.drafter is not None:
+            self._speculation.count(plan, result)
+            drafts = self._speculation.propose(self.scheduler.requests, result, ends)
+        self._callers.deliver(self.scheduler.commit(plan, result, ends, drafts))
+
+    def _give_up_overdue(self) -> None:
+        for rid in self.scheduler.overdue(self._now()):
+            request = self.scheduler.requests[rid]
+            why = f"timed out: it came at {request.arrived_at:g} and was given until {request.expires:g}"
+            self._callers.deliver(self.scheduler.abort(rid, why))
 
     def _now(self) -> float:
         return self.scheduler.step if self._clock is None else self._clock()
-
-    # -- looking in ---------------------------------------------------------------------------------------------
-
-    def request(self, request_id: str) -> Request:
-        """A live request, to look at.
-
-        Raises:
-            UnknownRequest: no live request has this id.
-        """
-        if group := self._callers.groups.get(request_id):
-            raise UnknownRequest(
-                f"Request {request_id!r} has several outputs, each a request: {', '.join(group.live)}."
-            )
-        try:
-            return self.scheduler.requests[request_id]
-        except KeyError:
-            raise UnknownRequest(f"No live request {request_id!r}: it never came, or it has ended.") from None
-
-    def snapshot(self) -> dict[str, Any]:
-        """Queues, requests, block tables, ref counts and the free list, as plain data."""
-        with self._lock:
-            return self.scheduler.snapshot()
-
-    def check(self) -> None:
-        """Assert every invariant of queues and pool. Between steps."""
-        with self._lock:
-            self.scheduler.check()
-            self._callers.check(self.scheduler.requests)
-
-    def metrics(self) -> dict[str, int | float]:
-        """Counts now and since the start. `kv_usage` is a share, 0 to 1.
-
-        A request with several outputs counts once in `num_requests`, its prompt once in `num_prompt_tokens`; for the
-        scheduler (`num_submitted`, `num_running`, ...) each output is a request.
-        """
-        with self._lock:
-            scheduler = self.scheduler
-            return {
-                "num_steps": scheduler.step,
-                "num_requests": self._num_requests,
-                "num_prompt_tokens": self._num_prompt_tokens,
-                "num_output_tokens": self._num_output_tokens,
-                "num_running": len(scheduler.running),
-                "num_waiting": len(scheduler.waiting),
-                "num_submitted": scheduler.queues.num_submitted,
-                "num_finished": scheduler.queues.num_finished,
-                "num_preemptions": scheduler.queues.num_preemptions,
-                "num_free_blocks": scheduler.blocks.num_free,
-                "kv_usage": scheduler.blocks.kv_usage,
-            }
-
-    def attach(
-        self, fn: Callable[[Event], None], begin: Callable[[dict[str, Any], dict[str, Any]], None]
-    ) -> Subscription | None:
-        """Subscribe `fn`, after `begin(describe(), snapshot())` with the state just before the first event of `fn`.
-
-        Inside a step or a subscriber, where a change may be half told, it does neither and returns None.
-        """
-        with self._lock:  # asked under it: before it is ours another thread may be in a step
-            if self._stepping or self.bus.is_delivering or self.scheduler.is_changing:
-                return None
-            begin(self.describe(), self.scheduler.snapshot())
-            return self.bus.subscribe(fn)
-
-    def describe(self) -> dict[str, Any]:
-        """Settings and facts for the first event of a recording."""
-        return {"config": self.config.to_dict(), "info": self._info}
-
-    def __repr__(self) -> str:
-        now = self.metrics()
-        return (
-            f"Engine(step {now['num_steps']}: {now['num_running']} running, {now['num_waiting']} waiting, "
-            f"{self.config.num_blocks - now['num_free_blocks']} of {self.config.num_blocks} blocks used"
-            f"{', closed' if self._closed else ''})"
-        )
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = "".join(
-            f"<tr><th>{name}</th><td>{value:g}</td></tr>" for name, value in self.metrics().items()
-        )
-        return f"<table><caption>{escape(repr(self))}</caption><tbody>{rows}</tbody></table>"
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -374,12 +315,16 @@ class Engine:
         if self.is_live(request_id):  # a subscriber may have aborted it while another one ended
             self._callers.deliver(self._give_up(request_id))
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineClosed("The engine is closed; make a new one.")
-
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _apply(wishes: RequestOptions, request: Request, now: float) -> None:
+    """Put a caller's options into a request that comes at `now`."""
+    request.priority, request.tenant, request.salt = int(wishes.priority), wishes.tenant, wishes.cache_salt
+    request.deadline = None if wishes.deadline is None else now + wishes.deadline
+    request.expires = None if wishes.timeout is None else now + wishes.timeout
+    request.retain = tuple(one.range(request.num_prompt_tokens, now) for one in wishes.retain)

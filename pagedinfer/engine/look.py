@@ -13,7 +13,7 @@ __all__ = ["RequestView", "SchedulerView"]
 _FIELDS = frozenset(
     ("request_id", "num_prompt_tokens", "max_tokens", "priority", "tenant", "deadline", "arrival", "arrived_at",
      "status", "num_tokens", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "num_output_tokens",
-     "num_pending_tokens", "max_total_tokens")
+     "num_pending_tokens", "max_total_tokens", "is_decoding")
 )  # fmt: skip
 
 
@@ -22,7 +22,8 @@ class RequestView:
 
     `request_id, num_prompt_tokens, max_tokens, priority, tenant, deadline, arrival` (number of the submission),
     `arrived_at` (its time), `status, num_tokens, num_computed_tokens, num_cached_tokens, num_preemptions,
-    num_output_tokens, num_pending_tokens, max_total_tokens` (prompt and `max_tokens`).
+    num_output_tokens, num_pending_tokens, is_decoding` (only its newest token is to be computed),
+    `max_total_tokens` (prompt and `max_tokens`).
     """
 
     __slots__ = ("_request",)
@@ -32,7 +33,9 @@ class RequestView:
 
     def __getattr__(self, name: str) -> Any:
         if name not in _FIELDS:
-            raise AttributeError(f"a policy sees no {name!r} of a request; it sees {', '.join(sorted(_FIELDS))}.")
+            raise AttributeError(
+                f"a policy sees no {name!r} of a request; it sees {', '.join(sorted(_FIELDS))}."
+            )
         return getattr(self._request, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -91,14 +94,19 @@ class SchedulerView:
         return len(self._scheduler.waiting)
 
     @property
+    def num_admitted(self) -> int:
+        """Requests that joined the batch in the plan that is being made."""
+        return self._scheduler.planner.num_admitted
+
+    @property
     def num_promised_blocks(self) -> int:
         """Blocks that running requests still need for tokens they have: the rest of their prefills."""
-        return self._scheduler.queues.num_promised_blocks
+        return self._scheduler.planner.promised()
 
     @property
     def num_free_host_slots(self) -> int:
         """Blocks that the host pool can take; 0 without one."""
-        return self._scheduler.num_free_host_slots
+        return self._scheduler.queues.host.num_free
 
     def num_held_blocks(self, request: RequestView) -> int:
         """Blocks in the request's table."""
@@ -110,12 +118,13 @@ class SchedulerView:
 
     def shortage(self, request: RequestView, spare: int = 0) -> str | None:
         """Why a waiting request cannot come in leaving `spare` blocks free; None when it can."""
-        return self._scheduler.shortage(request._request, spare)
+        return self._scheduler.planner.shortage(request._request, spare)
 
     def num_cached_tokens(self, request: RequestView) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""
-        return self._scheduler.num_cached_now(request._request)
+        known = request._request
+        return self._scheduler.blocks.num_cached(known.keys, known.num_tokens)
 
     def num_served_tokens(self, tenant: str) -> int:
         """Tokens computed for a tenant's requests so far."""
-        return self._scheduler.num_served_tokens(tenant)
+        return self._scheduler.served.get(tenant, 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pagedinfer.config import SamplingParams, TokenMask
-from pagedinfer.errors import RunnerError
+from pagedinfer.errors import RunnerError, count
 from pagedinfer.memory.ops import BlockOp
 
 __all__ = ["BlockOp", "ScheduledRequest", "StepPlan", "StepResult", "TokenLogprobs", "TokenRules"]
@@ -95,6 +95,8 @@ class StepPlan:
         reasons: for each running request left out, and for the head of `waiting` (the others wait behind it), the
             sentence why.
         ops: block operations, to be run in order before the forward pass.
+        overwritten: blocks that lose their content to this plan and get it back if it is cancelled: those that a
+            cached prefix or a request gave up in it and that it hands out again. The runner keeps a copy.
     """
 
     step: int
@@ -105,6 +107,7 @@ class StepPlan:
     exhausted: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     ops: list[BlockOp] = field(default_factory=list)
+    overwritten: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -121,7 +124,7 @@ class StepPlan:
         Raises:
             RunnerError: the answer or a part of it is of another type, speaks of requests outside the plan, or has
                 ids outside the vocabulary; a request that samples got neither a token nor an error, or another one
-                got a token.
+                got a token; tokens other than the last are not the request's drafts.
         """
         self._check_form(result, vocab_size)
         sampling = {item.request_id for item in self.scheduled if item.samples}
@@ -135,6 +138,7 @@ class StepPlan:
                 f"The runner's answer to step {self.step} has {what}; it must hold a token or an error for each "
                 "request of the plan with `samples`, and for no other."
             )
+        self._check_drafts(result)
 
     def _check_form(self, result: StepResult, vocab_size: int) -> None:
         answer = f"The runner's answer to step {self.step}"
@@ -165,11 +169,23 @@ class StepPlan:
                         f"{vocab_size - 1}."
                     )
 
+    def _check_drafts(self, result: StepResult) -> None:
+        """The keys and values of all new tokens but the last were computed in this step: as those of the drafts."""
+        for item in self.scheduled:
+            new, drafts = result.tokens.get(item.request_id, ()), item.draft_token_ids
+            if len(new) > 1 and list(new[:-1]) != list(drafts[: len(new) - 1]):
+                raise RunnerError(
+                    f"The runner's answer to step {self.step} has {list(new)} as tokens of {item.request_id} with "
+                    f"drafts {list(drafts)}; it must hold drafts from the first on, or none, and one token after those."
+                )
+
     def _rows(self) -> list[tuple[str, str, str, str]]:
         return [
             (
                 item.request_id,
-                ("prefill" if item.is_prefill else "decode") + ("" if item.samples else " (chunk)"),
+                ("prefill" if item.is_prefill else "decode")
+                + ("" if item.samples else " (chunk)")
+                + (f" ({count(len(item.draft_token_ids), 'draft')})" if item.draft_token_ids else ""),
                 f"{item.start}..{item.end - 1}",
                 ", ".join(map(str, item.new_block_ids)) or "-",
             )
@@ -205,7 +221,8 @@ class StepResult:
     """What a runner returns for a plan.
 
     Attributes:
-        tokens: new token ids per request that samples: none, one, or several (speculation).
+        tokens: new token ids per request that samples: one, or with drafts those accepted and one more; none where
+            its row failed.
         errors: requests whose row failed (for example NaN logits), with a sentence; they end, the others go on.
         logprobs: per request and new token, token id -> (log-probability, rank); only where asked for.
         prompt_logprobs: per request the position of the first prompt token scored, and the same for it and the

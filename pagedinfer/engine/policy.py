@@ -50,17 +50,16 @@ class Policy:
         why += f", {promised} promised to running requests" if promised else ""
         return why + (f", watermark {watermark}" if watermark else "")
 
-    def chunk(
-        self, requests: Sequence[RequestView], budget: int, view: SchedulerView
-    ) -> Mapping[str, int]:
+    def chunk(self, requests: Sequence[RequestView], budget: int, view: SchedulerView) -> Mapping[str, int]:
         """Tokens for each request in this step, by id; 0 or absent for none. At most `budget` in all.
 
         Asked once for the running requests (in the order in which they are served), then for each one admitted.
-        The default is greedy.
+        The default serves decodes first, then prefills in order, each at most `max_chunk_tokens`.
         """
         shares: dict[str, int] = {}
-        for request in requests:
-            shares[request.request_id] = share = min(request.num_pending_tokens, budget)
+        cap = self.config.max_chunk_tokens or budget
+        for request in sorted(requests, key=lambda r: not r.is_decoding):
+            shares[request.request_id] = share = min(request.num_pending_tokens, budget, cap)
             budget -= share
         return shares
 
@@ -75,7 +74,7 @@ class Policy:
         return candidates[-1]
 
     def preempt_mode(self, victim: RequestView, view: SchedulerView) -> str:
-        """"recompute" or "swap". Swap falls back to recompute when the host pool has no room."""
+        """How the victim goes: "recompute" or "swap", which is recompute when the host pool has no room."""
         return "recompute"
 
     def __repr__(self) -> str:

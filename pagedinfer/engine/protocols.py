@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from pagedinfer.engine.plan import StepPlan, StepResult
+from pagedinfer.engine.plan import BlockOp, StepPlan, StepResult
 
 __all__ = ["Runner", "Tokenizer"]
 
@@ -21,7 +21,32 @@ class Runner(Protocol):
     """Token ids are below this; the engine refuses others before a runner sees them."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the plan and return new tokens for each request with `samples`. May raise: the plan is cancelled."""
+        """Run the plan: its block operations, then the forward pass. New tokens for each request with `samples`.
+
+        May raise: the operations done so far are taken back, and the plan is cancelled. A plan may have operations
+        and no requests.
+        """
+        ...
+
+    def take_back(self, plan: StepPlan) -> None:
+        """The plan is cancelled after `execute`: blocks hold again what they held before.
+
+        Harmless when `execute` never ran, or has taken its work back itself. Only for the plan executed last.
+        """
+        ...
+
+    def run_ops(self, ops: Sequence[BlockOp]) -> tuple[int, float]:
+        """Block operations between two steps (compaction, a new pool size): all of them, or none and an error.
+
+        Returns the bytes copied and the seconds it took.
+        """
+        ...
+
+    def resize(self, num_blocks: int) -> None:
+        """Make the pool larger or smaller, between two steps. Blocks below `num_blocks` keep their content.
+
+        May raise `ConfigError` for want of memory: the pool is as it was.
+        """
         ...
 
     def close(self) -> None:

@@ -1,60 +1,43 @@
 """The scheduler: who computes how many tokens in the next step, and who has to wait or give way.
 
 There is no prefill phase and no decode phase. Each request has `num_tokens` and `num_computed_tokens`; a step spends
-a token budget on letting computed catch up, running requests first, then waiting ones, both first come, first
-served (iteration-level scheduling: Yu et al., "Orca", OSDI 2022; chunked prefill: Agrawal et al., "Sarathi-Serve",
-OSDI 2024; the single rule: vLLM V1).
+a token budget on letting computed catch up, running requests first, then swapped and waiting ones (iteration-level
+scheduling: Yu et al., "Orca", OSDI 2022; chunked prefill: Agrawal et al., "Sarathi-Serve", OSDI 2024; the single
+rule: vLLM V1). Five decisions are a `Policy`'s: order, admission, chunk, victim, preempt mode.
 
-Progress: the oldest request is never preempted for a younger one, and a request that the whole pool could not hold
-is ended, not retried. So each step computes a token, ends a request, or frees blocks for the oldest.
+This file holds the transaction: `schedule` opens a plan, `commit` or `cancel` closes it. How a plan is made is in
+`engine.planner`, what its result changes in `engine.committer`.
+
+Progress: the first running request is never preempted for a later one, and a request that the whole pool could not
+hold is ended, not retried. So each step computes a token, ends a request, or frees blocks for the first.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.admission import Admission
-from pagedinfer.engine.plan import ScheduledRequest, StepPlan, StepResult
+from pagedinfer.engine.committer import Committer, Ends, Update, check_result
+from pagedinfer.engine.guard import Guard
+from pagedinfer.engine.look import SchedulerView
+from pagedinfer.engine.plan import StepPlan, StepResult
+from pagedinfer.engine.planner import OpenPlan, Planner
+from pagedinfer.engine.policies import make_policy
+from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.queues import Queues
 from pagedinfer.engine.request import Request, Status
-from pagedinfer.errors import OutOfBlocks, RequestError, UnknownRequest, count
-from pagedinfer.memory.blocks import BlockManager
-from pagedinfer.memory.journal import Journal
+from pagedinfer.engine.waiting import WaitingQueue
+from pagedinfer.errors import RequestError, UnknownRequest, count
+from pagedinfer.memory.allocator import KVAllocator
+from pagedinfer.memory.keys import KeyTable
+from pagedinfer.memory.make import make_allocator
+from pagedinfer.memory.ops import BlockOp
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
 
 __all__ = ["Scheduler", "Update"]
-
-Ends = Mapping[str, tuple[str, str]]
-"""Request id -> (finish reason, the sentence that explains it)."""
-
-
-@dataclass(slots=True)
-class Update:
-    """What a commit changed for one request.
-
-    Attributes:
-        request: the request, its new tokens already appended.
-        new_token_ids: the tokens that this step added.
-        finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
-        detail: the sentence that explains the end.
-    """
-
-    request: Request
-    new_token_ids: Sequence[int] = ()
-    finish_reason: str | None = None
-    detail: str = ""
-
-
-@dataclass(slots=True)
-class _OpenPlan:
-    plan: StepPlan
-    journal: Journal = field(default_factory=Journal)
-    touched: set[str] = field(default_factory=set)
 
 
 class Scheduler:
@@ -63,41 +46,66 @@ class Scheduler:
     A plan is a transaction: open from `schedule` until `commit` or `cancel`. Several may be open (the next step is
     planned while one runs); they commit oldest first and cancel newest first.
 
+    Args:
+        policy: decides instead of the one that `config` names.
+
     Attributes:
         config: limits and pool size.
         bus: where events go.
-        blocks: the block manager.
-        queues: live requests, waiting and running.
-        admission: who may come in, and who may join the batch.
-        step: number of the last plan.
+        blocks: the block manager, or a contiguous allocator.
+        keys: the keys of full blocks, for the prefix cache.
+        queues: live requests: waiting, running, swapped.
+        admission: who may come in at all, and who has a place.
+        guard: asks the policy.
+        planner: fills plans. committer: enters their results.
+        caches: whether there is a prefix cache.
+        step: number of the last plan. now: its time.
+        ending: requests that end as soon as the plans that work on them close: (finish reason, sentence).
+        served: tokens computed for each named tenant.
         is_changing: whether the books are half written; only code that interrupts this thread can see True.
     """
 
-    def __init__(self, config: EngineConfig, bus: EventBus | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, bus: EventBus | None = None, policy: Policy | None = None
+    ) -> None:
         self.config = config
         self.bus = bus or EventBus()
-        self.blocks = BlockManager(config.num_blocks, config.block_size, self.bus)
-        self.queues = Queues(config, self.blocks, self.bus)
+        self.blocks: KVAllocator = make_allocator(config, self.bus)
+        self.keys = KeyTable()
+        policy = policy or make_policy(config)
+        self.guard = Guard(policy, config, self.bus, SchedulerView(self))
+        waiting = WaitingQueue(self.guard.order, policy.moving_key)
+        self.queues = Queues(config, self.blocks, waiting, self.bus)
         self.admission = Admission(config, self.blocks, self.queues)
         self.step = 0
+        self.now = 0.0
         self.is_changing = False
-        self._open: list[_OpenPlan] = []
-        self._ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
+        self.served: dict[str, int] = {}
+        self.caches = config.enable_prefix_caching and config.allocator == "paged"
+        self.planner = Planner(self)
+        self.committer = Committer(self)
+        self._open: list[OpenPlan] = []
+        self.ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
 
     @property
-    def waiting(self) -> deque[Request]:
-        """Requests without a place in the batch, in order of arrival."""
+    def waiting(self) -> WaitingQueue:
+        """Requests without a place in the batch."""
         return self.queues.waiting
 
     @property
     def running(self) -> list[Request]:
-        """Requests with a place in the batch, in order of arrival."""
+        """Requests with a place in the batch, by priority and arrival."""
         return self.queues.running
 
     @property
     def requests(self) -> dict[str, Request]:
         """Every live request by id."""
         return self.queues.requests
+
+    @property
+    def open_plans(self) -> Sequence[OpenPlan]:
+        """Plans that are neither committed nor cancelled, oldest first."""
+        return self._open
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -111,26 +119,58 @@ class Scheduler:
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
-    def submit(self, request: Request, now: float) -> None:
-        """Queue a request.
+    def submit(self, request: Request, now: float, room_for: int = 1) -> None:
+        """Queue a request. `room_for` counts it and those that are submitted with it.
 
         Raises:
             DuplicateRequest: a live request has the same id.
             RequestTooLong: the prompt can never fit the context or the pool.
             RequestError: the prompt is empty, or no token is asked for.
+            QueueFull: as many wait as `max_num_waiting` allows.
+            ConfigError: it has a priority, and the order is not by priority.
         """
         rid, prompt, priority = request.request_id, request.num_prompt_tokens, request.priority
-        if error := self.admission.refusal(request):
+        if error := self.admission.refusal(request, room_for):
             if self.bus.subs:
                 self.bus.emit(ev.Reject(rid, prompt, request.max_tokens, priority, now, str(error)))
             raise error
         request.max_tokens = min(request.max_tokens, self.config.max_model_len - prompt)
         with self._change():
-            self.queues.add(request)
+            self.committer.extend_keys(request, request.key_ids)
+            self.queues.add(request, now)
             if self.bus.subs:
-                self.bus.emit(ev.Submit(rid, prompt, request.max_tokens, priority, now))
+                self.bus.emit(
+                    ev.Submit(
+                        rid, prompt, request.max_tokens, priority, now, tuple(key.id for key in request.keys),
+                        request.tenant, request.deadline, request.expires, request.parent, request.retain,
+                    )
+                )  # fmt: skip
 
-    def abort(self, request_id: str) -> list[Update]:
+    def fork(self, parent_id: str, request: Request, now: float) -> None:
+        """Add a copy of a live request as it stands: `request` has its known tokens, and shares its blocks.
+
+        It runs at once when a seat is free; otherwise, or without paged memory, it waits and computes again.
+
+        Raises:
+            UnknownRequest: no live request has the parent's id. RequestError: a plan is open.
+            DuplicateRequest, QueueFull: as `submit`.
+        """
+        parent = self.requests.get(parent_id)
+        if parent is None:
+            raise UnknownRequest(f"No live request {parent_id!r}: it never came, or it has ended.")
+        if self._open or self.is_changing:
+            raise RequestError(f"Request {parent_id!r} cannot be forked while a step is open.")
+        if error := self.admission.refusal(request):
+            raise error
+        with self._change():
+            request.num_tokens = parent.num_tokens
+            request.keys = list(parent.keys)
+            self.queues.add(request, now)
+            if self.bus.subs:
+                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now))
+            self.planner.start_fork(parent, request)
+
+    def abort(self, request_id: str, why: str = "aborted by the caller") -> list[Update]:
         """Give a request up. It ends at once, or when the open plan that works on it closes.
 
         Raises:
@@ -140,11 +180,15 @@ class Scheduler:
             raise UnknownRequest(f"No live request {request_id!r}: it never came, or it has ended.")
         with self._change():
             if self.bus.subs:
-                self.bus.emit(ev.Abort(request_id))
-            self._ending.setdefault(request_id, ("abort", "aborted by the caller"))
+                self.bus.emit(ev.Abort(request_id, why))
+            self.ending.setdefault(request_id, ("abort", why))
             return self._end([])
 
-    def preempt(self, request_id: str, why: str) -> None:
+    def overdue(self, now: float) -> list[str]:
+        """Take the ids of the requests whose time is up; each is named once, for the caller to abort."""
+        return [rid for rid in self.queues.overdue(now) if rid not in self.ending]
+
+    def preempt(self, request_id: str, why: str, mode: str = "recompute") -> None:
         """Preempt a running request from outside (fault injection, teaching); refused while a plan is open.
 
         Raises:
@@ -154,142 +198,79 @@ class Scheduler:
         if self._open or self.is_changing or request is None or request.status != Status.RUNNING:
             raise RequestError(f"Request {request_id!r} cannot be preempted: it must run, with no plan open.")
         with self._change():
-            self.queues.preempt(request, why)
+            self.queues.preempt(request, mode, why)
+
+    def reconfigure(self, config: EngineConfig, policy: Policy | None, why: str) -> None:
+        """Go on with other limits and another policy, between two steps. The memory stays as it is.
+
+        Raises:
+            RequestError: a plan is open.
+        """
+        if self._open or self.is_changing:
+            raise RequestError("Settings cannot change while a step is open.")
+        policy = policy or make_policy(config)
+        self.config = config
+        self.guard = Guard(policy, config, self.bus, SchedulerView(self))
+        self.queues.reconfigure(config, WaitingQueue(self.guard.order, policy.moving_key))
+        self.admission = Admission(config, self.blocks, self.queues)
+        self.planner = Planner(self)
+        while len(self.running) > config.max_num_seqs:
+            self.preempt(self.running[-1].request_id, f"{why}: max_num_seqs is {config.max_num_seqs} now")
 
     # -- the plan -----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
         """Plan the next step at time `now`. The plan stays open until `commit` or `cancel`."""
         with self._change():
+            self.now = now
             plan = StepPlan(self.step + 1, now, self.config.max_num_batched_tokens)
-            opened = _OpenPlan(plan)
+            opened = OpenPlan(plan)
             self._open.append(opened)
-            self.blocks.journal = opened.journal
+            self.blocks.journal = self.queues.host.journal = opened.journal
             self.step = self.bus.step = plan.step
             mark = self.bus.num_queued
-            budget = self._schedule_running(opened, plan.token_budget)
-            self._schedule_waiting(opened, budget)
-            self.blocks.journal = None
+            self.planner.fill(opened)
+            self.blocks.journal = self.queues.host.journal = None
             if self.bus.subs:
                 scheduled = {item.request_id: item.num_tokens for item in plan.scheduled}
                 event = ev.Step(plan.step, now, plan.token_budget, scheduled, dict(plan.reasons))
                 self.bus.emit(event, at=mark)
         return plan
 
-    def _schedule_running(self, opened: _OpenPlan, budget: int) -> int:
-        """Give running requests their tokens, oldest first, preempting from the young end. Returns what is left."""
-        plan, position = opened.plan, 0
-        while position < len(self.running):
-            request = self.running[position]
-            position += 1
-            rid, pending = request.request_id, request.num_pending_tokens
-            if pending == 0 or rid in self._ending:
-                continue  # its newest token is still being computed in an open plan, or it is about to end
-            if budget == 0:
-                plan.reasons[rid] = f"token budget of {plan.token_budget} used up"
-            elif why := self.admission.why_never(request):
-                self._exhaust(opened, request, why)
-            elif (new := self._allocate_or_preempt(opened, request, min(pending, budget))) is not None:
-                self._place(opened, request, min(pending, budget), new)
-                budget -= min(pending, budget)
-        return budget
+    def commit(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        ends: Ends | None = None,
+        drafts: Mapping[str, Sequence[int]] | None = None,
+        key_ids: Mapping[str, Sequence[int]] | None = None,
+    ) -> list[Update]:
+        """Close the oldest open plan as done: append tokens, publish full blocks, end what has ended.
 
-    def _allocate_or_preempt(
-        self, opened: _OpenPlan, request: Request, num_tokens: int
-    ) -> tuple[int, ...] | None:
-        """Blocks for a running request, taken from the youngest if need be. None: the request itself gave way."""
-        end = request.num_computed_tokens + num_tokens
-        while True:
-            try:
-                return self.blocks.allocate(request.request_id, end)
-            except OutOfBlocks as error:
-                victim = self.running[-1]
-                if any(victim.request_id in other.touched for other in self._open):
-                    opened.plan.reasons[request.request_id] = (
-                        f"{error}; {victim.request_id} is in an open step"
-                    )
-                    return None
-                for_whom = "it is the newest" if victim is request else f"{request.request_id} is older"
-                self.queues.preempt(victim, f"{request.request_id} {error}; {for_whom}")
-                opened.touched.add(victim.request_id)
-                opened.plan.preempted.append(victim.request_id)
-                if victim is request:
-                    return None
-
-    def _schedule_waiting(self, opened: _OpenPlan, budget: int) -> None:
-        """Admit from the head of the queue while seats, budget and blocks allow. Nobody overtakes."""
-        plan, position = opened.plan, 0
-        while position < len(self.waiting):
-            request = self.waiting[position]
-            if request.request_id in self._ending:
-                position += 1
-            elif why := self.admission.why_never(request):
-                self._exhaust(opened, request, why)
-                position += 1
-            elif why := self.admission.why_not_now(request, plan, budget):
-                plan.reasons[request.request_id] = why
-                return
-            else:
-                num_tokens = min(request.num_pending_tokens, budget)
-                try:
-                    new_block_ids = self.blocks.allocate(request.request_id, num_tokens)
-                except OutOfBlocks as error:  # enough are free: fault injection said no
-                    plan.reasons[request.request_id] = f"{error}, refused"
-                    return
-                self.queues.admit(request)
-                self._place(opened, request, num_tokens, new_block_ids)
-                budget -= num_tokens
-
-    def _exhaust(self, opened: _OpenPlan, request: Request, why: str) -> None:
-        opened.touched.add(request.request_id)
-        opened.plan.exhausted[request.request_id] = why
-
-    def _place(
-        self, opened: _OpenPlan, request: Request, num_tokens: int, new_block_ids: tuple[int, ...]
-    ) -> None:
-        """Put the request's next `num_tokens` tokens into the plan; they count as computed until a cancel."""
-        rid, start, params = request.request_id, request.num_computed_tokens, request.params
-        is_prefill = start == 0 or request.num_pending_tokens > 1
-        request.num_computed_tokens = start + num_tokens
-        samples = request.num_computed_tokens == request.num_tokens
-        index = request.num_output_tokens
-        opened.touched.add(rid)
-        opened.plan.scheduled.append(
-            ScheduledRequest(
-                rid, start, num_tokens, samples, index, is_prefill, new_block_ids,
-                self.blocks.table(rid), request.token_ids, params, request.seed,
-                request.end_token_ids if index < params.min_tokens else (),
-                request.num_prompt_tokens, request.rules,
-            )
-        )  # fmt: skip
-
-    # -- closing a plan -----------------------------------------------------------------------------------------
-
-    def commit(self, plan: StepPlan, result: StepResult, ends: Ends | None = None) -> list[Update]:
-        """Close the oldest open plan as done: append tokens, end what has ended, free its blocks.
-
-        `ends` names requests that end for a reason that only the engine can see: a stop string, an end id.
+        `ends` names requests that end for a reason that only the engine can see: a stop string, an end id. `drafts`
+        are guesses of what follows the new tokens. `key_ids` name the blocks that new tokens complete where the
+        requests carry no token ids (a re-run).
         """
         assert self._open and self._open[0].plan is plan, f"step {plan.step} is not the oldest open plan"
         ends = {**(ends or {}), **{rid: ("error", why) for rid, why in result.errors.items()}}
-        _check_result(plan, result, ends)
+        check_result(plan, result, ends)
         with self._change():
-            self._open.pop(0)
+            opened = self._open.pop(0)
+            self.queues.host.settle(opened.journal)
             self.bus.step = plan.step  # what follows belongs to this plan, also when a later one is open
+            event = ev.Commit({}, {rid: list(end) for rid, end in ends.items()})
             if self.bus.subs:
-                numbers = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
-                self.bus.emit(ev.Commit(numbers, {rid: list(end) for rid, end in ends.items()}))
-            updates = []
-            for item in plan.scheduled:
-                request = self.requests[item.request_id]
-                new = result.tokens.get(item.request_id, ())
-                request.append(new)
-                updates.append(Update(request, new))
-                if end := ends.get(item.request_id) or _length_end(request):
-                    self._ending.setdefault(item.request_id, end)
+                event.tokens = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
+                event.drafts = {rid: len(guess) for rid, guess in (drafts or {}).items() if guess}
+                self.bus.emit(event)
+            updates = self.committer.book(plan, result, drafts or {}, key_ids or {}, event)
+            for update in updates:
+                request, rid = update.request, update.request.request_id
+                if rid in ends or request.num_tokens - request.num_prompt_tokens >= request.max_tokens:
+                    self.ending.setdefault(rid, ends.get(rid) or _length_end(request))
             for rid, why in plan.exhausted.items():
                 updates.append(Update(self.requests[rid]))
-                self._ending.setdefault(rid, ("length", why))
+                self.ending.setdefault(rid, ("length", why))
             self._end(updates)
             self.bus.step = self.step
             return updates
@@ -309,16 +290,59 @@ class Scheduler:
 
     def _end(self, updates: list[Update]) -> list[Update]:
         """End what has to end, except requests that a still open plan works on: they end when it closes."""
-        if not self._ending:
+        if not self.ending:
             return updates
         by_id = {update.request.request_id: update for update in updates}
-        for rid in [r for r in self._ending if not any(r in opened.touched for opened in self._open)]:
-            request, (reason, detail) = self.requests[rid], self._ending.pop(rid)
+        for rid in [r for r in self.ending if not any(r in opened.touched for opened in self._open)]:
+            request, (reason, detail) = self.requests[rid], self.ending.pop(rid)
             self.queues.end(request, reason, detail)
             if rid not in by_id:
                 updates.append(by_id.setdefault(rid, Update(request)))
             by_id[rid].finish_reason, by_id[rid].detail = reason, detail
         return updates
+
+    # -- memory, between steps ----------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, why: str = "asked for") -> bool:
+        """Forget everything cached. False, and nothing is changed, while any block is in use or a plan is open."""
+        if self._open or self.is_changing:
+            return False
+        with self._change():
+            return self.blocks.reset_prefix_cache(why)
+
+    def plan_resize(self, num_blocks: int) -> list[BlockOp]:
+        """The moves that a pool of another size needs first; for the runner, before `resize`.
+
+        Raises:
+            RequestError: a plan is open. OutOfBlocks: more blocks are in use.
+        """
+        if self._open or self.is_changing:
+            raise RequestError("The pool cannot be resized while a step is open.")
+        return self.blocks.plan_resize(num_blocks)
+
+    def resize(self, num_blocks: int, ops: Sequence[BlockOp]) -> None:
+        """The runner has done the moves of `plan_resize` and has the new size: the books follow."""
+        with self._change():
+            self.blocks.resize(num_blocks, ops)
+            if self.bus.subs:
+                self.bus.emit(ev.Resize(num_blocks))
+
+    def plan_compact(self) -> list[BlockOp]:
+        """The moves that close the holes of a contiguous pool; for the runner, before `compact`.
+
+        Raises:
+            RequestError: a plan is open.
+        """
+        if self._open or self.is_changing:
+            raise RequestError("The pool cannot be compacted while a step is open.")
+        return self.blocks.plan_compact()
+
+    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
+        """The runner has done the moves of `plan_compact`: the books follow."""
+        with self._change():
+            if self.bus.subs:
+                self.bus.emit(ev.Compact(why))
+            self.blocks.compact(ops, why)
 
     # -- whole state --------------------------------------------------------------------------------------------
 
@@ -336,18 +360,5 @@ class Scheduler:
             )
 
 
-def _check_result(plan: StepPlan, result: StepResult, ends: Ends) -> None:
-    """Assert that each request that samples got a token or an end: without, it would stand still for ever."""
-    sampled = {item.request_id for item in plan.scheduled if item.samples}
-    assert result.tokens.keys() <= sampled, f"tokens for requests that did not sample in step {plan.step}"
-    assert ends.keys() <= {item.request_id for item in plan.scheduled}, (
-        f"ends of requests outside step {plan.step}"
-    )
-    silent = [rid for rid in sampled if not result.tokens.get(rid) and rid not in ends]
-    assert not silent, f"step {plan.step} brought neither a token nor an end for {silent}"
-
-
-def _length_end(request: Request) -> tuple[str, str] | None:
-    if request.num_output_tokens < request.max_tokens:
-        return None
+def _length_end(request: Request) -> tuple[str, str]:
     return "length", f"{count(request.max_tokens, 'token')} produced"

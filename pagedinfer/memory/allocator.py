@@ -19,14 +19,23 @@ __all__ = ["KVAllocator"]
 class KVAllocator(Protocol):
     """Blocks for requests. Every method either does all of its work or changes nothing.
 
-    While `journal` is set each change records its inverse there.
+    While `journal` is set each change records its inverse there. `ops` are block operations asked for since the last
+    `take_ops`; `can_share` says whether tables may hold the same block; `tables` are the block tables by request id
+    (of group 0), read-only.
     """
 
-    num_blocks: int
     block_size: int
     journal: Journal | None
     refuse_calls: set[int]
     num_calls: int
+    ops: list[BlockOp]
+    can_share: bool
+    tables: dict[str, list[int]]
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks in the pool."""
+        ...
 
     @property
     def num_free(self) -> int:
@@ -44,6 +53,10 @@ class KVAllocator(Protocol):
 
     def table(self, rid: str) -> list[int]:
         """The request's block table, read-only; empty when it holds nothing."""
+        ...
+
+    def is_covered(self, rid: str, position: int) -> bool:
+        """Whether `position` can be written without any change of tables: a quick look before `allocate`."""
         ...
 
     def num_missing(self, rid: str, num_tokens: int) -> int:
@@ -68,21 +81,40 @@ class KVAllocator(Protocol):
         ...
 
     def allocate(
-        self, rid: str, num_tokens: int, *, start: int | None = None, max_total_tokens: int | None = None
+        self,
+        rid: str,
+        num_tokens: int,
+        *,
+        start: int | None = None,
+        max_total_tokens: int | None = None,
+        asked: bool = False,
     ) -> tuple[int, ...]:
         """Grow the request's table until it covers `num_tokens` tokens. Returns the new block ids.
 
         `start` is the first position that will be written: a block there that others hold too is copied first
         (default: only new blocks are written). `max_total_tokens` is what the request may grow to, which allocators
-        that reserve take now.
+        that reserve take now. `asked`: `ask` was called for it.
 
         Raises:
             OutOfBlocks: there is no room (or the call was refused by fault injection).
         """
         ...
 
-    def publish(self, rid: str, keys: Sequence[BlockKey], num_tokens: int) -> None:
-        """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on."""
+    def fork(self, parent: str, rid: str, num_tokens: int) -> None:
+        """Give a request without a table the first `num_tokens` tokens of `parent`, sharing its blocks."""
+        ...
+
+    def publish(
+        self,
+        rid: str,
+        keys: Sequence[BlockKey],
+        num_tokens: int,
+        retain: Sequence[tuple[int, int, int, float]] = (),
+    ) -> None:
+        """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on.
+
+        `retain` holds (first token, end, priority, until) of ranges with another retention priority.
+        """
         ...
 
     def trim(self, rid: str, num_tokens: int) -> None:
@@ -91,6 +123,54 @@ class KVAllocator(Protocol):
 
     def free(self, rid: str, why: str) -> tuple[int, ...]:
         """Take the request's table back. Returns the blocks that nobody holds any more."""
+        ...
+
+    def ask(self, needed: int) -> None:
+        """Count a call that wants `needed` blocks; fault injection may refuse it (OutOfBlocks)."""
+        ...
+
+    def group_tables(self, rid: str) -> Sequence[list[int]]:
+        """The tables of groups 1 and on; nothing in most models."""
+        ...
+
+    def num_cached(self, keys: Sequence[BlockKey], num_tokens: int) -> int:
+        """Tokens of a request that `attach` would find now."""
+        ...
+
+    def num_freed_with(self, rid: str) -> int:
+        """Blocks that nobody else holds."""
+        ...
+
+    def expire(self, now: float) -> None:
+        """Retention of cached blocks that has run out by `now` ends."""
+        ...
+
+    def release_pins(self) -> bool:
+        """Make pinned blocks ordinary ones: otherwise nobody could run. Returns whether there were any."""
+        ...
+
+    def reset_prefix_cache(self, why: str) -> bool:
+        """Forget everything cached. Refused (False) while any block is in use."""
+        ...
+
+    def plan_resize(self, num_blocks: int) -> list[BlockOp]:
+        """The moves that a pool of `num_blocks` blocks needs first. Raises OutOfBlocks when more are in use."""
+        ...
+
+    def resize(self, num_blocks: int, ops: Sequence[BlockOp]) -> None:
+        """The runner has run what `plan_resize` asked for: take the new places and the new size."""
+        ...
+
+    def plan_compact(self) -> list[BlockOp]:
+        """The moves that slide requests together; none where memory is paged."""
+        ...
+
+    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
+        """The runner has run what `plan_compact` asked for: take the new places."""
+        ...
+
+    def take_overwritten(self) -> list[int]:
+        """Blocks that the plan just made hands out though a cancel would want their contents back."""
         ...
 
     def take_ops(self) -> list[BlockOp]:

@@ -1,173 +1,264 @@
-"""The block manager: ref counts, block tables, allocation. The heart of paged memory, without a single tensor.
+"""The block manager: who gets which blocks, what can be shared. The heart of paged memory, without a single tensor.
 
 A request's tokens live in fixed-size blocks anywhere in the pool; its block table maps logical block `i` to a
 physical `block_id` (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-PagedAttention", SOSP 2023). Only the last block of a request can be partly empty.
+PagedAttention", SOSP 2023). Only the last block of a request can be partly empty. Several tables may hold a block;
+who writes to such a block gets a copy first.
 """
 
 from __future__ import annotations
 
-from pagedinfer.errors import OutOfBlocks
-from pagedinfer.memory.free_queue import FreeQueue
-from pagedinfer.memory.journal import Journal
+from collections.abc import Sequence
+
+from pagedinfer.errors import OutOfBlocks, count
+from pagedinfer.memory.keys import BlockKey
+from pagedinfer.memory.ops import BlockOp
+from pagedinfer.memory.tables import GONE, BlockTables
+from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
-from pagedinfer.trace.events import Alloc, Free, Refuse
 
 __all__ = ["BlockManager"]
 
 
-class BlockManager:
-    """Hands out blocks and takes them back. Every method either does all of its work or changes nothing.
+class BlockManager(BlockTables):
+    """Hands out blocks and takes them back: the paged `KVAllocator`. Each method does all of its work or nothing.
 
     Attributes:
-        num_blocks: physical blocks in the pool.
-        block_size: tokens per block.
-        journal: where inverses of changes go while a plan is being made; None outside.
         refuse_calls: fault injection: numbers of `allocate` calls (counted from 0) that are refused.
         num_calls: `allocate` calls so far that asked for at least one block.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, bus: EventBus) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.journal: Journal | None = None
+    can_share = True
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        bus: EventBus,
+        *,
+        windows: Sequence[int | None] = (None,),
+        max_step_tokens: int = 1,
+    ) -> None:
+        super().__init__(num_blocks, block_size, bus, windows)
         self.refuse_calls: set[int] = set()
         self.num_calls = 0
-        self._bus = bus
-        self._free = FreeQueue(num_blocks)
-        self._ref_counts = [0] * num_blocks
-        self._tables: dict[str, list[int]] = {}
+        self._max_step_tokens = max_step_tokens
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks in the pool."""
+        return self.pool.num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody uses."""
-        return len(self._free)
+        """Blocks that can be handed out: unused ones, cached or not."""
+        return self.pool.num_free
 
     @property
     def kv_usage(self) -> float:
-        """Share of the pool in use, 0 to 1."""
-        return 1.0 - self.num_free / self.num_blocks
+        """Share of the pool in use, 0 to 1. Cached blocks that nobody uses count as free."""
+        return 1.0 - self.pool.num_unused / self.pool.num_blocks
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
-        return -(-num_tokens // self.block_size)
+    def peak_blocks(self, num_tokens: int) -> int:
+        """The most blocks that a request of `num_tokens` tokens holds at once: a window needs no more than itself."""
+        if not self._slides:
+            return self.blocks_for(num_tokens) * len(self.windows)
+        most = 0
+        for window in self.windows:
+            seen = num_tokens if window is None else min(num_tokens, window + self._max_step_tokens)
+            most += self.blocks_for(seen) + (seen < num_tokens)
+        return most
 
-    def num_missing(self, rid: str, num_tokens: int) -> int:
-        """Blocks to add so that the request's table covers `num_tokens` tokens; 0 when it does already."""
-        return max(0, self.blocks_for(num_tokens) - len(self._tables.get(rid, ())))
+    def why_never(self, num_tokens: int, max_total_tokens: int) -> str | None:
+        """Why even the empty pool could not hold the request's `num_tokens` tokens."""
+        needed = self.peak_blocks(num_tokens)
+        if needed <= self.num_blocks:
+            return None
+        return f"{num_tokens} tokens need {needed} blocks of {self.block_size}, the whole pool has {self.num_blocks}"
 
-    def table(self, rid: str) -> list[int]:
-        """The request's block table, read-only; empty when it holds nothing."""
-        return self._tables.get(rid, [])
+    def shortage(
+        self, keys: Sequence[BlockKey], num_tokens: int, max_total_tokens: int, spare: int
+    ) -> str | None:
+        """Why a request cannot come in now, leaving `spare` blocks free: "needs 3 blocks, 1 free"."""
+        needed, free = self.peak_blocks(num_tokens), self.num_free
+        if needed + spare <= free:
+            return None
+        shared = idle = 0
+        if keys and len(self.pool.cache):
+            for row in self.pool.cache.find(keys, (num_tokens - 1) // self.block_size):
+                held = [block_id for block_id in row if block_id != GONE]
+                shared += len(held)
+                idle += sum(map(self.pool.is_for_hire, held))
+        if needed - shared + spare <= free - idle:
+            return None
+        cached = f" beside {shared} cached" if shared else ""
+        return f"needs {count(needed - shared, 'block')}{cached}, {free - idle} free"
 
-    def ref_count(self, block_id: int) -> int:
-        """How many block tables hold this block."""
-        return self._ref_counts[block_id]
+    def num_cached(self, keys: Sequence[BlockKey], num_tokens: int) -> int:
+        """Tokens of a request that `attach` would find now."""
+        limit = (num_tokens - 1) // self.block_size
+        return len(self.pool.cache.find(keys, limit)[0]) * self.block_size if keys else 0
 
-    # -- changes ------------------------------------------------------------------------------------------------
+    # -- a request's blocks ---------------------------------------------------------------------------------------
 
-    def allocate(self, rid: str, num_tokens: int) -> tuple[int, ...]:
-        """Grow the request's table until it covers `num_tokens` tokens. Returns the new block ids.
+    def attach(self, rid: str, keys: Sequence[BlockKey], num_tokens: int) -> tuple[int, str]:
+        """Share the longest cached prefix of a request without tables. Returns its tokens, and why it is no more.
+
+        The last token is always computed, whatever is cached: its logits are wanted.
+        """
+        limit = (num_tokens - 1) // self.block_size
+        rows = self.pool.cache.find(keys, limit)
+        length = len(rows[0])
+        why = self.pool.cache.why_no_more(keys, length, limit)
+        if length:
+            self._share(rid, rows, length, length * self.block_size)
+        return length * self.block_size, why
+
+    def fork(self, parent: str, rid: str, num_tokens: int) -> None:
+        """Give a request without tables the first `num_tokens` tokens of `parent`, the last block perhaps partly."""
+        rows = [tables[parent][: self.blocks_for(num_tokens)] for tables in self._tables]
+        published = min(self._num_published.get(parent, 0), num_tokens // self.block_size)
+        self._share(rid, rows, published, num_tokens)
+        self._forked |= {parent, rid}
+
+    def allocate(
+        self,
+        rid: str,
+        num_tokens: int,
+        *,
+        start: int | None = None,
+        max_total_tokens: int | None = None,
+        asked: bool = False,
+    ) -> tuple[int, ...]:
+        """Grow the request's tables until they cover `num_tokens` tokens. Returns the new block ids.
+
+        `start` is the first position that will be written: a block there that others read too is copied first, and
+        blocks that a window has left are given back. Without it only new blocks are written. `asked`: `ask` was called.
 
         Raises:
             OutOfBlocks: fewer blocks are free than needed (or the call was refused by fault injection).
         """
-        needed = self.num_missing(rid, num_tokens)
-        if not needed:
+        if self._slides and start is not None:
+            self._slide(rid, start)
+        shared = () if start is None else self._shared_at(rid, start)
+        missing = max(0, self.blocks_for(num_tokens) - len(self._tables[0].get(rid, ())))
+        if not missing and not shared:
             return ()
-        self._refuse_if_told(needed)
+        needed = missing * len(self._tables) + len(shared)
+        if not asked:
+            self.ask(needed)
         if needed > self.num_free:
             raise OutOfBlocks(needed, self.num_free)
-        table = self._tables.setdefault(rid, [])
-        first = len(table)
-        new = tuple(self._free.pop_front() for _ in range(needed))
-        for block_id in new:
-            self._ref_counts[block_id] = 1
-        table.extend(new)
-        if self.journal is not None:
-            self.journal.record(lambda: self._unallocate(rid, needed))
-        if self._bus.subs:
-            self._bus.emit(Alloc(rid, 0, first, new))
-        return new
+        new = self.pool.pop(needed, rid)
+        for (group, logical), block_id in zip(shared, new, strict=False):
+            self._copy_on_write(rid, group, logical, block_id)
+        if missing:
+            for group in range(len(self._tables)):
+                first = len(shared) + group * missing
+                self._append(rid, group, tuple(new[first : first + missing]))
+        return tuple(new)
 
-    def free(self, rid: str, why: str) -> tuple[int, ...]:
-        """Take the request's table back, last block first, so that its tail is reused before its head.
+    def ask(self, needed: int) -> None:
+        """Count a call that wants `needed` blocks; fault injection may refuse it.
 
-        Returns the blocks whose ref count fell to 0, in the order in which they joined the free list.
+        Raises:
+            OutOfBlocks: refused.
         """
-        table = self._tables.pop(rid, None)
-        if table is None:
-            return ()
-        freed = []
-        for block_id in reversed(table):
-            self._ref_counts[block_id] -= 1
-            if not self._ref_counts[block_id]:
-                self._free.push_back(block_id)
-                freed.append(block_id)
-        if self.journal is not None:
-            self.journal.record(lambda: self._unfree(rid, table, freed))
-        if self._bus.subs:
-            self._bus.emit(Free(rid, tuple(freed), why))
-        return tuple(freed)
-
-    def _unallocate(self, rid: str, count: int) -> None:
-        table = self._tables[rid]
-        for _ in range(count):
-            block_id = table.pop()
-            self._ref_counts[block_id] = 0
-            self._free.push_front(block_id)
-        if not table:
-            del self._tables[rid]
-
-    def _unfree(self, rid: str, table: list[int], freed: list[int]) -> None:
-        for block_id in reversed(freed):
-            self._free.remove(block_id)
-        for block_id in table:
-            self._ref_counts[block_id] += 1
-        self._tables[rid] = table
-
-    def _refuse_if_told(self, needed: int) -> None:
         call = self.num_calls
         self.num_calls += 1
         if call in self.refuse_calls:
             self.refuse_calls.discard(call)
             if self._bus.subs:
-                self._bus.emit(Refuse(call, needed))
+                self._bus.emit(ev.Refuse(call, needed))
             raise OutOfBlocks(needed, self.num_free)
 
-    # -- whole state --------------------------------------------------------------------------------------------
+    # -- the prefix cache -----------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, object]:
-        """Tables, ref counts above 0 and the free list in order, as plain data."""
-        return {
-            "block_tables": {rid: list(table) for rid, table in self._tables.items()},
-            "ref_counts": {str(i): count for i, count in enumerate(self._ref_counts) if count},
-            "free": list(self._free),
-        }
+    def publish(
+        self,
+        rid: str,
+        keys: Sequence[BlockKey],
+        num_tokens: int,
+        retain: Sequence[tuple[int, int, int, float]] = (),
+    ) -> None:
+        """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on.
 
-    def check(self) -> None:
-        """Assert every invariant of the pool. O(num_blocks).
-
-        A block is free or referenced, never both; its ref count equals its occurrences in live tables; no table
-        holds a block twice; free and used add up to the pool.
+        `retain` holds (first token, end, priority, until) of ranges that shall stay longer than others, or less long.
+        A block whose key is cached already stays private.
         """
-        self._free.check()
-        counts = [0] * self.num_blocks
-        for rid, table in self._tables.items():
-            assert table, f"{rid} has an empty block table"
-            assert len(set(table)) == len(table), f"{rid} holds a block twice: {table}"
-            for block_id in table:
-                counts[block_id] += 1
-        for block_id, count in enumerate(counts):
-            assert self._ref_counts[block_id] == count, (
-                f"block {block_id}: ref count {self._ref_counts[block_id]}, {count} tables hold it"
-            )
-            assert (block_id in self._free) == (count == 0), (
-                f"block {block_id} is free and in use, or neither"
-            )
+        first, end = self._num_published.get(rid, 0), min(num_tokens // self.block_size, len(keys))
+        if end <= first:
+            return
+        self._num_published[rid] = end
+        for group, tables in enumerate(self._tables):
+            table = tables[rid]
+            run = [
+                i
+                for i in range(first, end)
+                if table[i] != GONE and self.pool.cache.add(table[i], group, keys[i])
+            ]
+            if not run:
+                continue
+            if self._bus.subs:
+                parent = keys[run[0]].parent
+                blocks, ids = tuple(table[i] for i in run), tuple(keys[i].id for i in run)
+                self._bus.emit(ev.Cache(rid, blocks, ids, -1 if parent is None else parent.id, group))
+            for start, stop, priority, until in retain:
+                chosen = [table[i] for i in run if start <= i * self.block_size < stop]
+                self.pool.retain(chosen, priority, until)
+
+    def expire(self, now: float) -> None:
+        """Retention that has run out by `now` ends."""
+        self.pool.expire(now)
+
+    def release_pins(self) -> bool:
+        """Make pinned blocks ordinary ones: otherwise nobody could run. Returns whether there were any."""
+        return self.pool.release_pins()
+
+    def reset_prefix_cache(self, why: str) -> bool:
+        """Forget everything cached. Refused (False) while any block is in use: its reader may share it."""
+        return self.pool.reset(why)
+
+    # -- moving ---------------------------------------------------------------------------------------------------
+
+    def plan_resize(self, num_blocks: int) -> list[BlockOp]:
+        """The moves that a pool of `num_blocks` blocks needs first.
+
+        Raises:
+            OutOfBlocks: more blocks are in use.
+        """
+        held = self.num_blocks - self.pool.num_unused
+        if held > num_blocks:
+            raise OutOfBlocks(held, num_blocks)
+        moves = self.pool.plan_resize(num_blocks)
+        return [BlockOp("move", tuple(moves))] if moves else []
+
+    def resize(self, num_blocks: int, ops: Sequence[BlockOp]) -> None:
+        """The runner has run what `plan_resize` asked for: take the new places and the new size."""
+        moves = dict(pair for op in ops for pair in op.pairs)
+        self.pool.resize(num_blocks, list(moves.items()))
+        self._move(moves, f"the pool shrinks to {num_blocks} blocks")
+
+    def plan_compact(self) -> list[BlockOp]:
+        """None: any free block is as good as another."""
+        return []
+
+    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
+        """Nothing to do."""
+
+    # -- the plan being made --------------------------------------------------------------------------------------
+
+    def take_overwritten(self) -> list[int]:
+        """Blocks that the plan just made hands out though a cancel would want their contents back."""
+        return self.pool.take_overwritten()
+
+    def take_ops(self) -> list[BlockOp]:
+        """The block operations asked for since the last call, in order."""
+        ops, self.ops = self.ops, []
+        return ops
 
     def __repr__(self) -> str:
-        used = self.num_blocks - self.num_free
+        used = self.num_blocks - self.pool.num_unused
         return f"BlockManager({used} of {self.num_blocks} blocks used, block_size={self.block_size})"

@@ -18,6 +18,7 @@ import torch
 
 from pagedinfer.backends.attention import AttentionRule
 from pagedinfer.backends.kv_storage import KVStorage
+from pagedinfer.backends.layer_groups import LayerGroups
 from pagedinfer.backends.model_inputs import ModelInputs
 from pagedinfer.backends.torch_ops import DenseLinear, Linear, TorchOps
 from pagedinfer.model.blueprint import Rotary
@@ -106,10 +107,17 @@ class Decoder:
         )
         return replace(rule, frequencies=frequencies, magnitude=rotary.magnitude)
 
-    def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
+    @property
+    def layer_groups(self) -> LayerGroups:
+        """The groups in which layers with windows can let go of blocks."""
+        plan = self.config.blueprint
+        return LayerGroups.by_window([plan.window(layer) for layer in range(self.config.num_layers)])
+
+    def new_kv(self, num_blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStorage:
         """A KV pool for this model, in its backend's layout and the model's dtype."""
         return self.ops.new_kv(
-            num_layers=self.config.num_layers,
+            num_layers=self.config.num_layers if groups is None else groups.num_rows,
+            groups=groups,
             num_blocks=num_blocks,
             block_size=block_size,
             num_kv_heads=self.config.num_kv_heads,
@@ -132,11 +140,15 @@ class Decoder:
     def hidden(self, inputs: ModelInputs, kv: KVStorage) -> torch.Tensor:
         """Compute the step's T tokens up to the head [T, hidden_size], writing their keys and values."""
         ops, eps, clip = self.ops, self.config.rms_norm_eps, self.config.blueprint.qkv_clip
-        contexts = [ops.prepare(inputs, kv, self.config.num_heads, rule) for rule in self.rules]
+        kinds = [(layer.rule, group) for layer, group in zip(self.layers, kv.groups.group, strict=True)]
+        contexts = {
+            (rule, group): ops.prepare(inputs.of_group(group), kv, self.config.num_heads, self.rules[rule])
+            for rule, group in dict.fromkeys(kinds)
+        }
         x = self._embed(inputs)
         residual: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
-            context = contexts[layer.rule]
+            context = contexts[kinds[index]]
             x, residual = self._add(x, residual, layer.attention_norm)
             qkv = ops.linear(x, layer.qkv)
             if layer.qk_norm is not None:
@@ -144,6 +156,8 @@ class Decoder:
             if clip is not None:
                 qkv = qkv.clamp_(-clip, clip)
             q = ops.rope_and_cache(qkv, index, kv, context)
+            if inputs.watch is not None:
+                inputs.watch(index, q, context.rule)
             x = ops.linear(ops.attention(q, index, kv, context), layer.output)
             x = self._after(x, layer.after_attention)
             x, residual = self._add(x, residual, layer.mlp_norm)

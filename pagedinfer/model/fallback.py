@@ -15,6 +15,7 @@ import torch
 
 from pagedinfer.backends.foreign_attention import STEP, ForeignStep, foreign_attention
 from pagedinfer.backends.kv_storage import KVStorage
+from pagedinfer.backends.layer_groups import LayerGroups
 from pagedinfer.backends.model_inputs import ModelInputs
 from pagedinfer.errors import ModelError
 from pagedinfer.model.checked import config_error, printable, read_json, shown, whole
@@ -178,10 +179,15 @@ class FallbackModel:
             ) from error
         self._compare(got, expected)
 
-    def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
+    @property
+    def layer_groups(self) -> LayerGroups:
+        """One group that keeps every block: modules of transformers do not tell their windows before a step."""
+        return LayerGroups.one(self.config.num_layers)
+
+    def new_kv(self, num_blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStorage:
         """A KV pool for this model."""
         return KVStorage(
-            num_layers=self.config.num_layers, num_blocks=num_blocks, block_size=block_size,
+            num_layers=self.config.num_layers, groups=groups, num_blocks=num_blocks, block_size=block_size,
             num_kv_heads=self._num_kv_heads, head_dim=self._head_dim, dtype=self.dtype, device=self.device,
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import torch
 
     from pagedinfer.backends.kv_storage import KVStorage
+    from pagedinfer.backends.layer_groups import LayerGroups
     from pagedinfer.backends.model_inputs import ModelInputs
 
 __all__ = ["CausalModel", "ModelInfo"]
@@ -53,8 +54,12 @@ class CausalModel(Protocol):
     nbytes: int
     """Bytes of all weights."""
 
-    def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
-        """Make a KV pool for this model."""
+    @property
+    def layer_groups(self) -> LayerGroups:
+        """The groups in which layers with windows can let go of blocks; one if there is nothing to let go."""
+
+    def new_kv(self, num_blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStorage:
+        """Make a KV pool for this model; with `groups` (the model's own) requests have a block table per group."""
 
     def forward(self, inputs: ModelInputs, kv: KVStorage) -> torch.Tensor:
         """Compute the step's tokens, writing their keys and values, and return logits [S, vocab_size]."""

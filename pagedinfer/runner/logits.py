@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,13 +28,16 @@ import torch
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.plan import ScheduledRequest
 
-__all__ = ["shape", "shape_reference"]
+__all__ = ["Watch", "shape", "shape_reference"]
 
 _INF = float("inf")
 
+Watch: TypeAlias = Callable[[int, str, torch.Tensor], None]
+"""Is told a row's number, what was just done to it, and the row [vocab_size], which it must not change."""
+
 
 def shape(
-    logits: torch.Tensor, items: Sequence[ScheduledRequest]
+    logits: torch.Tensor, items: Sequence[ScheduledRequest], watch: Watch | None = None
 ) -> tuple[dict[int, torch.Tensor], dict[int, str]]:
     """Change the rows of `logits` [S, vocab_size], float32, in place, each as its request asks.
 
@@ -48,7 +52,7 @@ def shape(
             if item.params.logprobs is not None:
                 raw[row] = logits[row].clone()
             try:
-                _shape_row(logits[row], item)
+                _shape_row(logits[row], item, partial(watch, row) if watch is not None else _nobody)
             except BaseException as error:  # a caller's hook: its request ends, no other
                 # A panic of Rust code is no Exception, but neither are Ctrl-C and exit, which must go on.
                 if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -69,16 +73,25 @@ def _asks(item: ScheduledRequest) -> bool:
     )
 
 
-def _shape_row(logits: torch.Tensor, item: ScheduledRequest) -> None:
+def _nobody(what: str, logits: torch.Tensor) -> None:
+    """Nobody watches."""
+
+
+def _shape_row(
+    logits: torch.Tensor, item: ScheduledRequest, watch: Callable[[str, torch.Tensor], None]
+) -> None:
     how, prompt_ids, output_ids = item.params, *_split(item)
     for processor in how.logits_processors or ():
         given = (prompt_ids, output_ids) if _num_arguments(processor) >= 3 else (output_ids,)
         logits.copy_(_as_logits(processor(*given, logits.clone()), logits))
-    _rule_out(logits, item, output_ids)
+        watch("logits processor", logits)
+    _rule_out(logits, item, output_ids, watch)
     if how.logit_bias:
         _add_bias(logits, how)
+        watch("logit_bias", logits)
     if how.has_penalties:
         _penalize(logits, how, prompt_ids, output_ids)
+        watch("penalties", logits)
 
 
 def _split(item: ScheduledRequest) -> tuple[list[int], list[int]]:
@@ -97,17 +110,25 @@ def _as_logits(value: Any, like: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _rule_out(logits: torch.Tensor, item: ScheduledRequest, output_ids: list[int]) -> None:
+def _rule_out(
+    logits: torch.Tensor,
+    item: ScheduledRequest,
+    output_ids: list[int],
+    watch: Callable[[str, torch.Tensor], None],
+) -> None:
     allowed = item.params.allowed_token_ids
     if allowed is not None:
         keep = torch.zeros_like(logits, dtype=torch.bool)
         keep[list(allowed)] = True
         logits.masked_fill_(~keep, -_INF)
+        watch("allowed_token_ids", logits)
     for mask in () if item.rules is None else item.rules.masks:
         logits.masked_fill_(~_as_bools(mask.allowed(output_ids), logits), -_INF)
+        watch("mask", logits)
     forbidden = [*item.forbidden_token_ids, *_ends_of_bad_words(item, output_ids)]
     if forbidden:
         logits[forbidden] = -_INF
+        watch("min_tokens, bad_words", logits)
 
 
 def _ends_of_bad_words(item: ScheduledRequest, output_ids: list[int]) -> list[int]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ from pagedinfer.engine.plan import TokenLogprobs
 from pagedinfer.randomness import mix, scramble
 from pagedinfer.runner.logprobs import token_logprobs
 
-__all__ = ["Sampled", "sample", "sample_reference", "uniform"]
+__all__ = ["Sampled", "sample", "sample_reference", "stages", "uniform"]
 
 _CANDIDATES = 64
 """A row's largest logits that top-k and top-p look at first; where they keep more, 16 times as many."""
@@ -85,7 +86,7 @@ def sample(
     best, tokens = logits.max(dim=-1)  # the first of equal maxima: lower ids win
     finite = best.isfinite().tolist()
     drawn = [row for row, how in enumerate(params) if finite[row] and not how.is_greedy]
-    ranked = [row for row in drawn if params[row].top_p < 1.0 or 0 < params[row].top_k < logits.shape[1]]
+    ranked = [row for row in drawn if _is_ranked(params[row], logits.shape[1])]
     if plain := sorted(set(drawn) - set(ranked)):
         tokens[plain] = _draw(_Rows.of(plain, logits, params, uniforms))
     num_candidates = _CANDIDATES
@@ -102,6 +103,10 @@ def sample(
         found = token_logprobs(rows, list(asked.values()), [out[row] for row in asked])
         logprobs = dict(zip(asked, found, strict=True))
     return Sampled(out, errors, logprobs)
+
+
+def _is_ranked(how: SamplingParams, vocab_size: int) -> bool:
+    return how.top_p < 1.0 or 0 < how.top_k < vocab_size
 
 
 def _why_nothing(best: float) -> str:
@@ -156,11 +161,28 @@ def _draw(rows: _Rows) -> torch.Tensor:
 
 
 def _draw_ranked(rows: _Rows, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [R], looking only at each row's `num_candidates` largest logits.
+    """Tokens [R], looking only at each row's `num_candidates` largest logits, and [R] whether those were enough."""
+    left = _filter(rows, num_candidates)
+    return left.ids.gather(1, _inverse_cdf(left.weights, rows.uniform))[:, 0], left.settled
 
-    Returns:
-        tokens, and [R] whether the filters cut well inside the candidates: only there is the token right.
+
+@dataclass(slots=True)
+class _Left:
+    """What top-k and top-p left of the candidates of some rows.
+
+    Attributes:
+        ids: [R, n], rising.
+        weights: [R, n], 0 where dropped.
+        settled: [R], whether the filters cut well inside the candidates: only there is all this right.
     """
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    settled: torch.Tensor
+
+
+def _filter(rows: _Rows, num_candidates: int) -> _Left:
+    """Apply min-p, top-k and top-p to each row's `num_candidates` largest logits."""
     vocab = rows.logits.shape[1]
     num = min(num_candidates, vocab)
     values, ids = torch.topk(rows.logits, num)
@@ -177,8 +199,7 @@ def _draw_ranked(rows: _Rows, num_candidates: int) -> tuple[torch.Tensor, torch.
     values, weights, ids = (each.gather(1, order) for each in (values, weights, ids))
     ties, above = values == cut, values > cut
     kept = above | (ties & (ties.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
-    weights.masked_fill_(~kept, 0.0)
-    return ids.gather(1, _inverse_cdf(weights, rows.uniform))[:, 0], settled[:, 0]
+    return _Left(ids, weights.masked_fill_(~kept, 0.0), settled[:, 0])
 
 
 def _whole(rows: _Rows) -> torch.Tensor:
@@ -197,6 +218,38 @@ def _inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     # u * total may round up to the total, beyond the last weight
     aim = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(sums, aim, right=True)
+
+
+def stages(logits: torch.Tensor, params: SamplingParams) -> list[tuple[str, torch.Tensor]]:
+    """How `sample` narrows one row [vocab_size] of finite best logit that is not greedy.
+
+    Returns:
+        the weights [vocab_size], 0 where dropped, after "temperature" and after each filter that `params` has
+        ("min_p", "top_k", "top_p"); `sample` draws from the last ones.
+    """
+    logits = logits.float()[None]
+    given: dict[str, Any] = {"temperature": params.temperature}
+    found = [("temperature", _weights(logits, SamplingParams(**given)))]
+    for name, is_on in (
+        ("min_p", params.min_p > 0.0),
+        ("top_k", 0 < params.top_k < logits.shape[1]),
+        ("top_p", params.top_p < 1.0),
+    ):
+        if is_on:
+            given[name] = getattr(params, name)
+            found.append((name, _weights(logits, SamplingParams(**given))))
+    return found
+
+
+def _weights(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """What `sample` draws one row from, by the same functions."""
+    rows = _Rows.of([0], logits, [params], [0.0])
+    if not _is_ranked(params, logits.shape[1]):
+        return rows.weights(logits, logits.amax(-1, keepdim=True))[0]
+    num_candidates = _CANDIDATES
+    while not (left := _filter(rows, num_candidates)).settled:
+        num_candidates *= 16
+    return torch.zeros_like(logits[0]).scatter_(0, left.ids[0], left.weights[0])
 
 
 def sample_reference(logits: Sequence[float], params: SamplingParams, u: float) -> tuple[int, set[int]]:

@@ -9,15 +9,17 @@ from typing import TypeAlias
 
 import torch
 
+from pagedinfer.backends.host_pool import HostPool
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
-from pagedinfer.engine.plan import ScheduledRequest, StepPlan, StepResult, TokenLogprobs
+from pagedinfer.engine.plan import BlockOp, StepPlan, StepResult, TokenLogprobs
 from pagedinfer.errors import ConfigError, EngineClosed
 from pagedinfer.model.protocols import CausalModel, ModelInfo
+from pagedinfer.runner.acceptance import choose
+from pagedinfer.runner.block_ops import BlockOps
 from pagedinfer.runner.inputs import InputBuffers
-from pagedinfer.runner.logits import shape
 from pagedinfer.runner.logprobs import prompt_logprobs, scored_span
-from pagedinfer.runner.sampler import sample, uniform
+from pagedinfer.runner.taps import StepWatch, Tap
 
 __all__ = ["TorchRunner", "pick_dtype"]
 
@@ -33,16 +35,37 @@ class TorchRunner:
         decoder: the model, loaded; several runners may share one.
         num_blocks: blocks in the pool.
         block_size: tokens per block.
+        num_host_blocks: blocks on the host, for swapped requests.
+        grouped: whether plans bring a block table per group of layers (`group_windows`), or one for all of them.
+
+    Attributes:
+        taps: who watches the tensors of its steps; `Tap.attach` adds one.
+        num_heads: query heads per layer; None where the model does not say.
+        group_windows: of each group of layers how many tokens it sees; None: all. (None,) unless `grouped`.
 
     Raises:
-        ConfigError: there is no memory for the pool.
+        ConfigError: there is no memory for the pool, or for the host's.
     """
 
-    def __init__(self, decoder: CausalModel, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        decoder: CausalModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        grouped: bool = False,
+    ) -> None:
         self.vocab_size = decoder.config.vocab_size
+        self.num_heads: int | None = getattr(decoder.config, "num_heads", None)
+        self.taps: tuple[Tap, ...] = ()
         self._decoder: CausalModel | None = decoder
-        self._kv = decoder.new_kv(num_blocks, block_size)
-        self._buffers = InputBuffers(block_size, decoder.device)
+        self._kv = decoder.new_kv(num_blocks, block_size, decoder.layer_groups if grouped else None)
+        self.group_windows = self._kv.groups.windows
+        self._host = HostPool(num_host_blocks, self._kv)
+        self._ops = BlockOps(self._kv, self._host)
+        self._last_plan: StepPlan | None = None
+        self._buffers = InputBuffers(block_size, decoder.device, self._kv.groups.num_groups)
 
     @property
     def kv(self) -> KVStorage:
@@ -51,21 +74,63 @@ class TorchRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the plan: new tokens, errors and log-probabilities by request id, and the seconds it took.
+        """Run the plan: block operations, then new tokens, errors and log-probabilities by request id, and the cost.
+
+        Whatever fails or interrupts it, the block operations done so far are taken back first.
 
         Raises:
             EngineClosed: after `close`.
             RequestError: a request of the plan carries no token ids.
+            RunnerError: a block operation names a block or host slot that does not exist.
         """
         if self._decoder is None:
             raise EngineClosed("this runner was closed; make a new one.")
-        if not plan.scheduled:
-            return StepResult(tokens={})
+        self._ops.forget()  # before the plan is taken for the last one
+        self._last_plan = plan
+        try:
+            op_bytes, op_seconds = self._ops.run(plan.ops, plan.overwritten)
+            result = self._compute(self._decoder, plan) if plan.scheduled else StepResult(tokens={})
+        except BaseException:
+            self._ops.take_back()
+            raise
+        result.op_bytes, result.op_seconds = op_bytes, op_seconds
+        return result
+
+    def take_back(self, plan: StepPlan) -> None:
+        """Undo the block operations of `plan`, if it was the last to be executed and they have not been undone."""
+        if plan is self._last_plan:
+            self._ops.take_back()
+
+    def run_ops(self, ops: Sequence[BlockOp]) -> tuple[int, float]:
+        """Block operations between two steps, all or none. Returns the bytes copied and the seconds.
+
+        Raises:
+            RunnerError: an operation names a block or host slot that does not exist.
+        """
+        self._last_plan = None
+        return self._ops.run(ops)
+
+    def resize(self, num_blocks: int) -> None:
+        """Make the pool larger or smaller between two steps; blocks that stay keep their bytes.
+
+        Raises:
+            ConfigError: there is no memory for the new pool; the old one stays.
+        """
+        self._kv.resize(num_blocks)
+        self._ops.forget()
+        self._last_plan = None
+
+    def _compute(self, decoder: CausalModel, plan: StepPlan) -> StepResult:
         start = time.perf_counter()
         inputs, items = self._buffers.update(plan)
-        logits, scored = self._forward(self._decoder, inputs)
-        result = _choose(logits, items) if items else StepResult(tokens={})
+        watch = StepWatch(self.taps, plan, self._buffers.batch, self._kv) if self.taps else None
+        if watch is not None:
+            inputs.watch = watch.queries
+        logits, scored = self._forward(decoder, inputs)
+        result = choose(logits, items, watch) if items else StepResult(tokens={})
         result.prompt_logprobs = scored
+        if watch is not None:
+            watch.finish()
         result.seconds = time.perf_counter() - start
         return result
 
@@ -86,24 +151,11 @@ class TorchRunner:
         return project(inputs.logits_indices), scored
 
     def close(self) -> None:
-        """Free the pool and let go of the model. Harmless when called twice."""
+        """Free the pools and let go of the model. Harmless when called twice."""
+        self._ops.forget()
         self._kv.close()
-        self._decoder = None
-
-
-def _choose(logits: torch.Tensor, items: Sequence[ScheduledRequest]) -> StepResult:
-    """A token for each row that has not failed."""
-    logits = logits.float()
-    raw, failed = shape(logits, items)
-    uniforms = [uniform(item.seed, item.output_index) for item in items]
-    sampled = sample(logits, [item.params for item in items], uniforms, raw)
-    errors = sampled.errors | failed
-    good = [(row, item.request_id) for row, item in enumerate(items) if row not in errors]
-    return StepResult(
-        tokens={rid: (sampled.tokens[row],) for row, rid in good},
-        errors={items[row].request_id: why for row, why in errors.items()},
-        logprobs={rid: (sampled.logprobs[row],) for row, rid in good if row in sampled.logprobs},
-    )
+        self._host.close()
+        self._decoder = self._last_plan = None
 
 
 def pick_dtype(name: str, config: ModelInfo, device: torch.device | str = "cpu") -> torch.dtype:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.plan import StepPlan, StepResult
+from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import RequestError
@@ -19,8 +20,12 @@ from pagedinfer.trace.recording import Recording, RecordingError
 __all__ = ["rerun"]
 
 
-def rerun(recording: Recording, *, until_step: int | None = None) -> tuple[Scheduler, Recording]:
+def rerun(
+    recording: Recording, *, until_step: int | None = None, policy: Policy | None = None
+) -> tuple[Scheduler, Recording]:
     """Run the core again over a recording's inputs, up to the end of step `until_step` (default: all).
+
+    A recording made with a policy of one's own needs an equal one as `policy`; those with names are in the config.
 
     Returns the scheduler in its last state and the new recording.
 
@@ -33,17 +38,17 @@ def rerun(recording: Recording, *, until_step: int | None = None) -> tuple[Sched
     if until_step is not None:
         last = recording.step_events(until_step)
         stop = next(i for i, event in enumerate(recording.events) if event is last[-1]) + 1 if last else 1
-    driver = _Driver(recording.events[:stop], EngineConfig(**recording.config))
+    driver = _Driver(recording.events[:stop], EngineConfig(**recording.config), policy)
     return driver.scheduler, driver.run()
 
 
 class _Driver:
-    def __init__(self, events: list[ev.Event], config: EngineConfig) -> None:
+    def __init__(self, events: list[ev.Event], config: EngineConfig, policy: Policy | None) -> None:
         self.events = events
         self.recording = Recording()
         self.bus = EventBus()
         self.bus.subscribe(self.recording.add)
-        self.scheduler = Scheduler(config, self.bus)
+        self.scheduler = Scheduler(config, self.bus, policy)
         self.scheduler.blocks.refuse_calls = {e.call for e in events if isinstance(e, ev.Refuse)}
         self.open: list[StepPlan] = []
 
@@ -64,28 +69,43 @@ class _Driver:
         match event:
             case ev.Meta():
                 self.recording.add(event)
-            case ev.Error():
+            case ev.Error() if not event.where.startswith("policy."):  # the policy is asked again
                 scheduler.bus.emit(_again(event))
+            case ev.Fork():
+                parent = scheduler.requests[event.parent]
+                twin = Request(
+                    event.rid, parent.num_prompt_tokens, event.max_tokens, priority=parent.priority
+                )
+                twin.tenant = parent.tenant
+                scheduler.fork(event.parent, twin, event.now)
+            case ev.Reset():
+                scheduler.reset_prefix_cache(event.why)
+            case ev.Compact(why=why):
+                scheduler.compact(scheduler.plan_compact(), why)
+            case ev.Resize(num_blocks=num_blocks):
+                scheduler.resize(num_blocks, scheduler.plan_resize(num_blocks))
             case ev.Submit() | ev.Reject():
                 self.submit(event)
             case ev.Abort(rid=rid):
-                scheduler.abort(rid)
+                scheduler.abort(rid, event.why)
             case ev.Step(now=now):
                 self.open.append(scheduler.schedule(now))
-            case ev.Commit(tokens=tokens, ends=ends):
-                result = StepResult(
-                    {rid: (0,) * n for rid, n in tokens.items()}
-                )  # token ids do not matter here
-                scheduler.commit(
-                    self.open.pop(0), result, {rid: (why, what) for rid, (why, what) in ends.items()}
-                )
+            case ev.Commit():
+                # token ids do not matter here, only how many there are
+                result = StepResult({rid: (0,) * n for rid, n in event.tokens.items()})
+                ends = {rid: (why, what) for rid, (why, what) in event.ends.items()}
+                drafts = {rid: (0,) * n for rid, n in event.drafts.items()}
+                scheduler.commit(self.open.pop(0), result, ends, drafts, event.keys)
             case ev.Cancel(why=why):
                 scheduler.cancel(self.open.pop(), why)
             case ev.Preempt() if not self.open:
-                scheduler.preempt(event.rid, event.why)
+                scheduler.preempt(event.rid, event.why, event.mode)
 
     def submit(self, event: ev.Submit | ev.Reject) -> None:
         request = Request(event.rid, event.num_prompt_tokens, event.max_tokens, priority=event.priority)
+        if isinstance(event, ev.Submit):
+            request.key_ids, request.tenant, request.parent = event.keys, event.tenant, event.parent
+            request.deadline, request.expires, request.retain = event.deadline, event.expires, event.retain
         try:
             self.scheduler.submit(request, event.now)
         except RequestError:

@@ -35,7 +35,6 @@ __all__ = [
     "Keyframe",
     "Meta",
     "Move",
-    "Pin",
     "Preempt",
     "Refuse",
     "Reject",
@@ -120,9 +119,10 @@ class Reject(Event):
 
 @dataclass(slots=True)
 class Abort(Event):
-    """Input: the caller gave a request up."""
+    """Input: a request was given up, by its caller or because its time was over."""
 
     rid: str
+    why: str = "aborted by the caller"
 
 
 @dataclass(slots=True)
@@ -189,12 +189,17 @@ class Alloc(Event):
 
 @dataclass(slots=True)
 class Share(Event):
-    """Blocks `pblks`, whose tokens are written already, were appended to the request's table."""
+    """The request's table begins with blocks `pblks`, whose tokens are written already.
+
+    They stand from logical block `first` on (before it, -1: a window has left those), and hold its first `num_tokens`
+    tokens.
+    """
 
     rid: str
     group: int
     first: int
     pblks: tuple[int, ...]
+    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -227,6 +232,7 @@ class Cache(Event):
     pblks: tuple[int, ...]
     keys: tuple[int, ...]
     parent: int
+    group: int = 0
 
 
 @dataclass(slots=True)
@@ -239,7 +245,10 @@ class Evict(Event):
 
 @dataclass(slots=True)
 class Retain(Event):
-    """Cached blocks got another retention priority (0 goes first, 100 last) until the time `until` (-1: no end)."""
+    """Cached blocks got another retention priority until the time `until` (-1: no end).
+
+    0 is evicted first, 100 last; 101 is pinned: not evicted unless otherwise nobody could run.
+    """
 
     pblks: tuple[int, ...]
     priority: int
@@ -247,16 +256,8 @@ class Retain(Event):
 
 
 @dataclass(slots=True)
-class Pin(Event):
-    """Input: the first `num_tokens` tokens of a cached prefix are held (`pin`) or let go; a pin counts as a user."""
-
-    pblks: tuple[int, ...]
-    pin: bool
-
-
-@dataclass(slots=True)
 class Expire(Event):
-    """Retention of these blocks ran out: they are ordinary cached blocks again."""
+    """Retention of these blocks ran out, or pins had to yield: they are ordinary cached blocks again."""
 
     pblks: tuple[int, ...]
 

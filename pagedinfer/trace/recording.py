@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.trace.breakpoints import hits
 from pagedinfer.trace.events import (
     SCHEMA,
     Error,
@@ -20,8 +21,10 @@ from pagedinfer.trace.events import (
     event_from_dict,
     json_line,
 )
+from pagedinfer.trace.perfetto import to_perfetto
 from pagedinfer.trace.replay import State
-from pagedinfer.trace.tables import Table, block_table, request_table, step_table
+from pagedinfer.trace.tables import Table, block_table, event_table, request_table, step_table
+from pagedinfer.trace.watch import Stop, Watch
 
 __all__ = ["Recording", "RecordingError"]
 
@@ -152,6 +155,18 @@ class Recording:
                 state.apply(event)
             yield state
 
+    def find(self, what: Watch | str | Callable[..., Any], start: int = 0) -> int | None:
+        """The first step from `start` on at which a condition fires ("r3 preempted", `trace.watch`), None if none.
+
+        Raises:
+            WatchError: the condition cannot be read, or the predicate raised.
+        """
+        return next((stop.step for stop in hits(self, what, start)), None)
+
+    def find_all(self, what: Watch | str | Callable[..., Any], start: int = 0) -> list[Stop]:
+        """Every step from `start` on at which a condition fires, each with its cause."""
+        return list(hits(self, what, start))
+
     def _check_step(self, step: int) -> None:
         if not self.events:
             raise RecordingError("The recording is empty; record an engine first.")
@@ -179,6 +194,10 @@ class Recording:
         """One row an allocation: block, request, step it was taken and given back, and why."""
         return block_table(self)
 
+    def events_table(self) -> Table:
+        """One row an event: its number, step, wall time, kind and request, and its other fields as JSON."""
+        return event_table(self)
+
     # -- files --------------------------------------------------------------------------------------------------
 
     def to_jsonl(self, *, wall: bool = True) -> str:
@@ -187,11 +206,11 @@ class Recording:
 
     def save(self, path: str | PathLike[str], *, wall: bool = True) -> Path:
         """Write JSON lines to `path`, whole or not at all."""
-        target = Path(path)
-        partial = target.with_name(target.name + ".part")
-        partial.write_text(self.to_jsonl(wall=wall), encoding="utf-8")
-        partial.replace(target)
-        return target
+        return _write(path, self.to_jsonl(wall=wall).encode())
+
+    def to_perfetto(self, path: str | PathLike[str]) -> Path:
+        """Write a Perfetto trace to `path`, whole or not at all; what is in it: `pagedinfer.trace.perfetto`."""
+        return _write(path, to_perfetto(self))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Recording:
@@ -244,6 +263,15 @@ class Recording:
     def _repr_html_(self) -> str:
         config = ", ".join(f"{name}={value}" for name, value in self.config.items())
         return f"<p>{escape(f'{self!r}; {config}')}</p>{self.requests._repr_html_()}"
+
+
+def _write(path: str | PathLike[str], data: bytes) -> Path:
+    """Write a file whole or not at all."""
+    target = Path(path)
+    partial = target.with_name(target.name + ".part")
+    partial.write_bytes(data)
+    partial.replace(target)
+    return target
 
 
 def _refuse_constant(name: str) -> float:

@@ -1,24 +1,25 @@
 """Folding events into state: what the engine looked like at any point, from its events alone.
 
-`State.apply` is the whole rule book. Folding a recording up to an event gives exactly what `Engine.snapshot()` gave
-at that point (a property test compares them on random traffic), so a picture drawn from a `State` is a picture of
-the engine.
+The rule book, one rule per kind of event, is `trace.rules`. Folding a recording up to an event gives exactly what
+`Engine.snapshot()` gave at that point (a property test compares them on random traffic), so a picture drawn from a
+`State` is a picture of the engine.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 from pagedinfer.errors import RecordingError
+from pagedinfer.memory.free_queue import FreeQueue
 from pagedinfer.trace import events as ev
+from pagedinfer.trace.rules import RULES, Inverse
+from pagedinfer.trace.usage import usage
 
 __all__ = ["RequestState", "State", "fold"]
-
-Inverse = Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -34,11 +35,25 @@ class RequestState:
     num_tokens: int = 0
     num_computed_tokens: int = 0
     num_preemptions: int = 0
+    num_cached_tokens: int = -1
+    num_draft_tokens: int = 0
+    tenant: str = ""
     block_table: list[int] = field(default_factory=list)
+    group_tables: list[list[int]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int | str]:
         """The counts as `Request.state()` gives them."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("rid", "block_table")}
+        tables = ("rid", "block_table", "group_tables")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in tables}
+
+    def copy(self) -> RequestState:
+        """An independent one."""
+        tables = [list(table) for table in self.group_tables]
+        return replace(self, block_table=list(self.block_table), group_tables=tables)
+
+    def tables(self) -> list[list[int]]:
+        """The block table of each group."""
+        return [self.block_table, *self.group_tables]
 
 
 @dataclass(slots=True)
@@ -66,32 +81,54 @@ class StepState:
     cancelled: bool = False
 
 
+@dataclass(slots=True)
+class OpenState:
+    """An open plan: how to take its events back, and the host slots that are free once it commits."""
+
+    step: int
+    scheduled: dict[str, int]
+    inverses: list[Inverse] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+
+
 class State:
     """The engine's state after some event.
 
     Attributes:
         config: the engine's settings, from the recording's first event.
         step: number of the last plan.
-        waiting, running: request ids in queue order.
+        num_blocks: blocks in the pool now.
+        waiting, running, swapped: request ids by priority and arrival.
         requests: live requests by id.
         ref_counts: block id -> number of tables that hold it, for blocks in use.
-        free: free block ids, the next to be used first.
+        free: blocks that nobody holds, the next to be used first: those without content, then cached ones.
+        cached: cached block -> (group, key id). parents: key id -> key id before it, of cached blocks.
+        retained: cached block -> (priority, until) where it is not the default.
+        host_tables: swapped request -> host slots. host_free: free host slots, the next to be used first.
         finished: ended request -> (finish reason, sentence).
         last: what the newest step did.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         self.config = dict(config or {})
+        self.num_blocks = int(self.config.get("num_blocks", 0))
+        self.num_groups = len(self.config.get("group_windows", (None,)))
         self.step = 0
         self.waiting: list[str] = []
         self.running: list[str] = []
+        self.swapped: list[str] = []
+        self.host_tables: dict[str, tuple[int, ...]] = {}
+        self.host_free: list[int] = list(range(self.config.get("num_host_blocks", 0)))
         self.requests: dict[str, RequestState] = {}
         self.ref_counts: dict[int, int] = {}
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
+        self.free = FreeQueue(self.num_blocks)
+        self.cached: dict[int, tuple[int, int]] = {}
+        self.parents: dict[int, int] = {}
+        self.retained: dict[int, tuple[int, float]] = {}
         self.num_submitted = self.num_preemptions = self.num_finished = 0
         self.finished: dict[str, tuple[str, str]] = {}
         self.last = StepState()
-        self._open: list[tuple[int, list[Inverse]]] = []
+        self._open: list[OpenState] = []
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -101,60 +138,62 @@ class State:
         return bool(self._open)
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks in the pool."""
-        return int(self.config.get("num_blocks", 0))
-
-    @property
     def block_size(self) -> int:
         """Tokens per block."""
         return int(self.config.get("block_size", 1))
 
     def fill(self, rid: str) -> list[int]:
-        """Tokens written in each of the request's blocks, in logical order."""
+        """Tokens written in each of the request's blocks, in logical order; 0 in blocks that are only reserved."""
         request, size = self.requests[rid], self.block_size
-        return [min(size, request.num_computed_tokens - i * size) for i in range(len(request.block_table))]
+        computed = request.num_computed_tokens
+        return [max(0, min(size, computed - i * size)) for i in range(len(request.block_table))]
 
     def owners(self) -> dict[int, list[tuple[str, int]]]:
         """Block id -> (request id, logical block) of every table that holds it."""
         found: dict[int, list[tuple[str, int]]] = {}
         for rid, request in self.requests.items():
-            for logical, block_id in enumerate(request.block_table):
-                found.setdefault(block_id, []).append((rid, logical))
+            for table in request.tables():
+                for logical, block_id in enumerate(table):
+                    if block_id >= 0:
+                        found.setdefault(block_id, []).append((rid, logical))
         return found
 
     def usage(self) -> dict[str, int | float]:
-        """Where the pool's token slots are: live, tail slack, free; and `kv_usage`, `kv_waste` (shares, 0 to 1).
-
-        KV waste = 1 - live slots / allocated slots: what is allocated and holds no token.
-        """
-        size, used = self.block_size, len(self.ref_counts)
-        slots: dict[int, int] = {}
-        for rid in self.requests:
-            for block_id, tokens in zip(self.requests[rid].block_table, self.fill(rid), strict=True):
-                slots[block_id] = max(tokens, slots.get(block_id, 0))
-        live = sum(slots.values())
-        return {
-            "live_slots": live,
-            "tail_slack_slots": used * size - live,
-            "free_slots": len(self.free) * size,
-            "kv_usage": used / self.num_blocks if self.num_blocks else 0.0,
-            "kv_waste": 1 - live / (used * size) if used else 0.0,
-        }
+        """Where the pool's token slots are, in tokens, and shares; see `trace.usage`."""
+        return usage(self)
 
     def snapshot(self) -> dict[str, object]:
         """The state in the shape of `Engine.snapshot()`."""
+        held = [r for r in self.requests.values() if r.block_table]
+        groups = range(self.num_groups - 1)
+        paged = self.config.get("allocator", "paged") == "paged"
         return {
             "step": self.step,
             "waiting": list(self.waiting),
             "running": list(self.running),
+            "swapped": list(self.swapped),
+            "host_tables": {rid: list(slots) for rid, slots in self.host_tables.items()},
+            "host_free": list(self.host_free),
             "requests": {rid: request.counts() for rid, request in self.requests.items()},
             "num_submitted": self.num_submitted,
             "num_preemptions": self.num_preemptions,
             "num_finished": self.num_finished,
-            "block_tables": {r.rid: list(r.block_table) for r in self.requests.values() if r.block_table},
+            "block_tables": {r.rid: list(r.block_table) for r in held},
+            **(
+                {"group_tables": [{r.rid: list(r.group_tables[g]) for r in held} for g in groups]}
+                if groups
+                else {}
+            ),
             "ref_counts": {str(block_id): self.ref_counts[block_id] for block_id in sorted(self.ref_counts)},
-            "free": list(self.free),
+            "free": list(self.free.lane(0)) if paged else sorted(self.free),
+            **(self._cache_snapshot() if paged else {}),
+        }
+
+    def _cache_snapshot(self) -> dict[str, object]:
+        return {
+            "idle": {str(lane - 1): blocks for lane, blocks in self.free.lanes().items()},
+            "cached": {str(block_id): list(self.cached[block_id]) for block_id in sorted(self.cached)},
+            "retained": {str(block_id): list(self.retained[block_id]) for block_id in sorted(self.retained)},
         }
 
     def copy(self) -> State:
@@ -163,7 +202,7 @@ class State:
         twin = State()
         for name, value in vars(self).items():
             if name == "requests":
-                value = {rid: replace(r, block_table=list(r.block_table)) for rid, r in value.items()}
+                value = {rid: r.copy() for rid, r in value.items()}
             elif name == "last":
                 value = deepcopy(value)
             elif hasattr(value, "copy"):
@@ -171,7 +210,7 @@ class State:
             setattr(twin, name, value)
         return twin
 
-    # -- the rule book ------------------------------------------------------------------------------------------
+    # -- changing -----------------------------------------------------------------------------------------------
 
     def apply(self, event: ev.Event) -> None:
         """Change the state as `event` says. Kinds that say nothing about the state change nothing.
@@ -179,160 +218,125 @@ class State:
         Raises:
             RecordingError: the event does not fit what came before it; the state is then of no use.
         """
-        rule: Callable[[Any], Inverse | None] | None = getattr(self, f"_on_{event.kind}", None)
+        if isinstance(event, ev.Meta):
+            self.__init__(event.config)  # type: ignore[misc]
+            return
+        rule = RULES.get(event.kind)
         if rule is None:
             return
         try:
-            inverse = rule(event)
+            inverse = rule(self, event)
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             raise RecordingError(
                 f"event {event.seq} ({event.kind}) does not fit what came before it: {type(error).__name__} {error}"
             ) from error
         if inverse is not None and self._open:
-            self._open[-1][1].append(inverse)
+            self._open[-1].inverses.append(inverse)
 
-    def _on_meta(self, event: ev.Meta) -> None:
-        self.__init__(event.config)  # type: ignore[misc]
+    # -- what the rules are made of -----------------------------------------------------------------------------
 
-    def _on_keyframe(self, event: ev.Keyframe) -> None:
-        data = event.snapshot
-        self.step, self.waiting, self.running = data["step"], list(data["waiting"]), list(data["running"])
-        self.requests = {
-            rid: RequestState(rid, **counts, block_table=list(data["block_tables"].get(rid, ())))
-            for rid, counts in data["requests"].items()
-        }
-        self.ref_counts = {int(block_id): count for block_id, count in data["ref_counts"].items()}
-        self.free = OrderedDict.fromkeys(data["free"])
-        for name in ("num_submitted", "num_preemptions", "num_finished"):
-            setattr(self, name, data[name])
+    def begin(self, event: ev.Step | None) -> None:
+        """What the newest step did starts empty; without an event its time and budget stay."""
+        if event is None:
+            self.last = StepState(self.last.now, self.last.budget)
+        else:
+            self.last = StepState(event.now, event.budget, event.scheduled, reasons=event.reasons)
 
-    def _on_submit(self, event: ev.Submit) -> None:
-        if event.rid in self.requests:
-            raise ValueError(f"{event.rid!r} is live already")
-        request = RequestState(
-            event.rid, event.num_prompt_tokens, event.max_tokens, event.priority, self.num_submitted
-        )
-        request.num_tokens = event.num_prompt_tokens
-        self.requests[event.rid] = request
-        self.finished.pop(event.rid, None)  # an id may be used again
-        self.waiting.append(event.rid)
-        self.num_submitted += 1
+    def open(self, step: int, scheduled: dict[str, int]) -> None:
+        """A plan begins: what follows can be taken back until it closes."""
+        self._open.append(OpenState(step, scheduled))
 
-    def _on_step(self, event: ev.Step) -> Inverse:
-        self.step = event.i
-        self.last = StepState(event.now, event.budget, event.scheduled, reasons=event.reasons)
-        self._open.append((event.i, []))
-        for rid, n in event.scheduled.items():
-            request = self.requests[rid]
-            if n > 1 or request.num_computed_tokens < request.num_prompt_tokens:
-                self.last.prefill_tokens += n
-            request.num_computed_tokens += n
+    def close(self) -> dict[str, int]:
+        """The oldest open plan was committed. Returns its tokens by request."""
+        opened = self._open.pop(0)
+        self.host_free += opened.released
+        return opened.scheduled
 
-        def undo() -> None:
-            for rid, n in event.scheduled.items():
-                self.requests[rid].num_computed_tokens -= n
-
-        return undo
-
-    def _on_admit(self, event: ev.Admit | ev.Resume) -> Inverse:
-        request, was = self.requests[event.rid], self.requests[event.rid].status
-        self.waiting.remove(event.rid)
-        self._insert(self.running, event.rid)
-        request.status = "running"
-        (self.last.resumed if was == "preempted" else self.last.admitted).append(event.rid)
-        self.last.causes[event.rid] = event.why
-
-        def undo() -> None:
-            self.running.remove(event.rid)
-            self._insert(self.waiting, event.rid)
-            request.status = was
-
-        return undo
-
-    _on_resume = _on_admit
-
-    def _on_preempt(self, event: ev.Preempt) -> Inverse:
-        request, computed = self.requests[event.rid], self.requests[event.rid].num_computed_tokens
-        self.running.remove(event.rid)
-        self._insert(self.waiting, event.rid)
-        request.status, request.num_computed_tokens = "preempted", 0
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        self.last.preempted.append(event.rid)
-        self.last.causes[event.rid] = event.why
-
-        def undo() -> None:
-            self.waiting.remove(event.rid)
-            self._insert(self.running, event.rid)
-            request.status, request.num_computed_tokens = "running", computed
-            request.num_preemptions -= 1
-            self.num_preemptions -= 1
-
-        return undo
-
-    def _on_alloc(self, event: ev.Alloc) -> Inverse:
-        table = self.requests[event.rid].block_table
-        for block_id in event.pblks:
-            del self.free[block_id]
-            self.ref_counts[block_id] = 1
-        table.extend(event.pblks)
-
-        def undo() -> None:
-            for block_id in reversed(event.pblks):
-                assert table.pop() == block_id
-                del self.ref_counts[block_id]
-                self.free[block_id] = None
-                self.free.move_to_end(block_id, last=False)
-
-        return undo
-
-    def _on_free(self, event: ev.Free) -> Inverse | None:
-        request = self.requests[event.rid]
-        table = request.block_table
-        for block_id in table:
-            self.ref_counts[block_id] -= 1
-            if not self.ref_counts[block_id]:
-                del self.ref_counts[block_id]
-        for block_id in event.pblks:
-            self.free[block_id] = None
-        request.block_table = []
-        if event.why != "preempt":
-            return None
-
-        def undo() -> None:
-            for block_id in event.pblks:
-                del self.free[block_id]
-            for block_id in table:
-                self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
-            request.block_table = table
-
-        return undo
-
-    def _on_commit(self, event: ev.Commit) -> None:
-        self._open.pop(0)
-        self.last.tokens = event.tokens
-        for rid, n in event.tokens.items():
-            self.requests[rid].num_tokens += n
-
-    def _on_cancel(self, event: ev.Cancel) -> None:
-        step, inverses = self._open.pop()
-        for inverse in reversed(inverses):
+    def take_back(self) -> int:
+        """The newest open plan was cancelled: undo it. Returns its step."""
+        opened = self._open.pop()
+        for inverse in reversed(opened.inverses):
             inverse()
-        self.step = step - 1
-        self.last = StepState(self.last.now, self.last.budget, cancelled=True, causes={"": event.why})
+        return opened.step
 
-    def _on_finish(self, event: ev.Finish) -> None:
-        del self.requests[event.rid]
-        (self.running if event.rid in self.running else self.waiting).remove(event.rid)
-        self.finished[event.rid] = (event.why, event.detail)
-        self.num_finished += 1
-        self.last.finished.append(event.rid)
-        self.last.causes[event.rid] = f"{event.why}: {event.detail}"
+    def release(self, slots: tuple[int, ...]) -> Inverse | None:
+        """Host slots are given back: at once, or when the open plan that reads them commits."""
+        if not self._open:
+            self.host_free += slots
+            return None
+        released = self._open[-1].released
+        released += slots
 
-    def _insert(self, queue: list[str], rid: str) -> None:
-        arrival = self.requests[rid].arrival
-        later = (i for i, other in enumerate(queue) if self.requests[other].arrival > arrival)
+        def undo() -> None:
+            del released[len(released) - len(slots) :]
+
+        return undo
+
+    def new_request(
+        self,
+        rid: str,
+        counts: dict[str, Any],
+        tables: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        others: Sequence[Mapping[str, Sequence[int]]] = (),
+    ) -> RequestState:
+        """A request with these counts and block tables; `others` are those of groups 1 and on."""
+        groups = [list(table.get(rid, ())) for table in others] or [[] for _ in range(self.num_groups - 1)]
+        return RequestState(rid, **counts, block_table=list(tables.get(rid, ())), group_tables=groups)
+
+    def set_pool(self, data: Mapping[str, Any]) -> None:
+        """Free blocks and cache from a snapshot; `ref_counts` are there already."""
+        self.num_blocks = (
+            len(self.ref_counts) + len(data["free"]) + sum(map(len, data.get("idle", {}).values()))
+        )
+        self.free = FreeQueue(self.num_blocks, data["free"])
+        for priority, block_ids in data.get("idle", {}).items():
+            for block_id in block_ids:
+                self.free.push_back(block_id, 1 + int(priority))
+        self.cached = {int(b): (group, key) for b, (group, key) in data.get("cached", {}).items()}
+        self.retained = {
+            int(b): (priority, until) for b, (priority, until) in data.get("retained", {}).items()
+        }
+
+    def insert(self, queue: list[str], rid: str) -> None:
+        """Put a request into a queue, by priority and arrival."""
+        request = self.requests[rid]
+        place = request.priority, request.arrival
+        others = (self.requests[other] for other in queue)
+        later = (i for i, other in enumerate(others) if (other.priority, other.arrival) > place)
         queue.insert(next(later, len(queue)), rid)
+
+    def lane(self, block_id: int) -> int:
+        """The lane of the free list that the block belongs into."""
+        return 1 + int(self.retained.get(block_id, (50, -1))[0]) if block_id in self.cached else 0
+
+    def drop(self, block_id: int) -> bool:
+        """One holder less; the last one frees the block. Returns whether it was the last."""
+        self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id]:
+            return False
+        del self.ref_counts[block_id]
+        self.free.push_back(block_id, self.lane(block_id))
+        return True
+
+    def undrop(self, block_id: int) -> None:
+        """Take back a `drop`."""
+        if block_id in self.free:
+            self.free.remove(block_id)
+        self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+
+    def take(self, block_id: int) -> int | None:
+        """One holder more. Returns the block's place among the free ones, None when somebody held it."""
+        place = None if block_id in self.ref_counts else self.free.remove(block_id)
+        self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+        return place
+
+    def untake(self, block_id: int, place: int | None) -> None:
+        """Take back a `take`."""
+        self.ref_counts[block_id] -= 1
+        if not self.ref_counts[block_id]:
+            del self.ref_counts[block_id]
+        if place is not None:
+            self.free.restore(block_id, place)
 
     def __repr__(self) -> str:
         used = len(self.ref_counts)

@@ -19,7 +19,7 @@ SCHEMA = "1.0"
 MAX_NUMBER = 2**53
 """Integers of a recording are smaller: JSON readers elsewhere keep them exactly."""
 
-MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 10**6, 256
+MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 10**6, 512
 """The largest pool that a recording may claim: its replay holds every block."""
 
 

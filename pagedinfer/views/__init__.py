@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording
+from pagedinfer.views.attention import AttentionView, attention_svg
+from pagedinfer.views.batch import BatchComposition
 from pagedinfer.views.blocks import block_map_svg
 from pagedinfer.views.budget import budget_svg
 from pagedinfer.views.chains import chains_svg
+from pagedinfer.views.compare_view import RunComparison
 from pagedinfer.views.export import export_html
+from pagedinfer.views.lab import FragmentationLab
+from pagedinfer.views.latency import Latency
 from pagedinfer.views.memory import memory_svg
 from pagedinfer.views.panels import details_svg, queues_svg
 from pagedinfer.views.picture import PANES, describe, picture_svg
 from pagedinfer.views.png import block_map_png
+from pagedinfer.views.prefix_tree import PrefixTree
+from pagedinfer.views.sampling import SamplingView, sampling_svg
 from pagedinfer.views.static_view import StaticView
 from pagedinfer.views.timeline import timeline_svg
 
@@ -32,8 +39,16 @@ if TYPE_CHECKING:
 __all__ = [
     "PANES",
     "TIERS",
+    "AttentionView",
+    "BatchComposition",
     "EngineView",
+    "FragmentationLab",
+    "Latency",
+    "PrefixTree",
+    "RunComparison",
+    "SamplingView",
     "StaticView",
+    "attention_svg",
     "batch_timeline",
     "block_map",
     "block_map_png",
@@ -49,6 +64,7 @@ __all__ = [
     "prefix_chains",
     "queues",
     "queues_svg",
+    "sampling_svg",
     "timeline_svg",
     "token_budget",
 ]

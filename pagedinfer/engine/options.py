@@ -1,0 +1,101 @@
+"""What a caller may say about a request beside its prompt and its sampling: how urgent, whose, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pagedinfer.checks import MAX_FLOAT, check_int, check_real
+from pagedinfer.engine.request import BACKGROUND, INTERACTIVE
+from pagedinfer.errors import ConfigError
+from pagedinfer.memory.prefix import PINNED
+
+__all__ = ["RequestOptions", "Retain"]
+
+CLASSES = {"interactive": INTERACTIVE, "background": BACKGROUND}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retain:
+    """A range of the prompt whose cached blocks stay longer than others, or less long.
+
+    As in TensorRT-LLM's KV cache retention. A block belongs to the range that holds its first token.
+
+    Attributes:
+        start, end: the range of tokens, `end` not included; None is the prompt's end.
+        priority: 0 is evicted first, 100 last, 50 is the default; "pin": not at all, unless otherwise nobody could run.
+        seconds: for how long after the request came, in the engine's clock (steps by default); None for ever.
+    """
+
+    start: int = 0
+    end: int | None = None
+    priority: int | str = 50
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_int("start", self.start, 0)
+        if self.end is not None:
+            check_int("end", self.end, self.start + 1)
+        if self.priority != "pin":
+            check_int("priority of a retained range", self.priority, 0, 100)
+        if self.seconds is not None:
+            check_real("seconds", self.seconds, 0.0)
+
+    def range(self, num_prompt_tokens: int, now: float) -> tuple[int, int, int, float]:
+        """(first token, end, priority, until) for a prompt that came at `now`."""
+        priority = PINNED if self.priority == "pin" else int(self.priority)
+        until = -1.0 if self.seconds is None else now + self.seconds
+        return self.start, num_prompt_tokens if self.end is None else self.end, priority, until
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestOptions:
+    """Options of one request. Times are in the engine's clock: steps by default.
+
+    Attributes:
+        priority: lower comes in sooner, or "interactive" (0) or "background" (10); needs order "priority".
+        tenant: whose request it is, for fair shares and limits per tenant.
+        deadline: by when it should end, counted from now; only order "deadline" looks.
+        timeout: it is given up when it has not ended after this long.
+        cache_salt: it shares cached blocks only with requests of the same salt.
+        retain: ranges of the prompt with another retention priority.
+    """
+
+    priority: int | str = 0
+    tenant: str = ""
+    deadline: float | None = None
+    timeout: float | None = None
+    cache_salt: str = ""
+    retain: Sequence[Retain] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.priority, str):
+            if self.priority not in CLASSES:
+                raise ConfigError(f"priority={self.priority!r}: give an integer, or {' or '.join(CLASSES)}.")
+            object.__setattr__(self, "priority", CLASSES[self.priority])
+        check_int("priority", self.priority, -1000, 1000)
+        for name in ("tenant", "cache_salt"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a string.")
+        if self.deadline is not None:
+            check_real("deadline", self.deadline, -MAX_FLOAT)
+        if self.timeout is not None:
+            check_real("timeout", self.timeout, 0.0)
+        wrong = [r for r in self.retain if not isinstance(r, Retain)]
+        if wrong:
+            raise ConfigError(
+                f"retain holds {wrong[0]!r}; give Retain(start=..., end=..., priority=...) objects."
+            )
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> RequestOptions:
+        """From keyword arguments.
+
+        Raises:
+            ConfigError: one is unknown, or out of range.
+        """
+        known = [f.name for f in fields(cls)]
+        if unknown := [name for name in options if name not in known]:
+            raise ConfigError(f"Unknown option {', '.join(unknown)}; a request takes {', '.join(known)}.")
+        return cls(**options)

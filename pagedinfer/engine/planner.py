@@ -1,0 +1,402 @@
+"""How a plan is made: running requests get their tokens, blocks are found or taken, and then others come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pagedinfer.engine.plan import ScheduledRequest, StepPlan
+from pagedinfer.engine.request import Request, Status
+from pagedinfer.errors import OutOfBlocks
+from pagedinfer.memory.journal import Journal
+from pagedinfer.trace import events as ev
+
+if TYPE_CHECKING:
+    from pagedinfer.engine.scheduler import Scheduler
+
+__all__ = ["OpenPlan", "Planner"]
+
+
+@dataclass(slots=True)
+class OpenPlan:
+    """A plan that is neither committed nor cancelled.
+
+    Attributes:
+        plan: what the runner gets.
+        journal: how to take it back.
+        touched: requests that it works on, or that lost their place in it; they do not end before it closes.
+        placed: the plan's requests by id.
+        budget: tokens left.
+        promised: blocks that running requests still need for tokens they have; None before anybody asked.
+        num_admitted: requests that joined the batch in it.
+        yielded: requests preempted for a more urgent one that waits; others preempted forbid admissions.
+    """
+
+    plan: StepPlan
+    journal: Journal = field(default_factory=Journal)
+    touched: set[str] = field(default_factory=set)
+    placed: dict[str, ScheduledRequest] = field(default_factory=dict)
+    budget: int = 0
+    promised: int | None = None
+    num_admitted: int = 0
+    yielded: set[str] = field(default_factory=set)
+
+
+class Planner:
+    """Fills plans for a scheduler, whose state it changes; each change is journaled."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._blocks = scheduler.blocks
+        self._queues = scheduler.queues
+        self._admission = scheduler.admission
+        self._guard = scheduler.guard
+        self._plan: OpenPlan | None = None
+        self._tables = scheduler.blocks.tables
+        self._is_grouped = len(scheduler.config.group_windows) > 1
+
+    def _group_tables(self, rid: str) -> Sequence[list[int]]:
+        return self._blocks.group_tables(rid) if self._is_grouped else ()
+
+    def fill(self, opened: OpenPlan) -> None:
+        """Make the plan: two passes, running requests and new ones."""
+        self._plan = opened
+        opened.budget = opened.plan.token_budget
+        self._blocks.expire(self._scheduler.now)
+        self._queues.waiting.refresh()
+        if self._guard.policy.waiting_first:
+            self._schedule_waiting(opened)
+            self._schedule_running(opened)
+        else:
+            self._schedule_running(opened)
+            self._schedule_waiting(opened)
+        opened.plan.ops = self._blocks.take_ops()
+        opened.plan.overwritten = self._blocks.take_overwritten()
+        if any(op.kind == "move" for op in opened.plan.ops):
+            # A move replaces the table: older plans keep the one they know.
+            for item in opened.plan.scheduled:
+                item.block_table = self._blocks.table(item.request_id)
+        self._plan = None
+
+    # -- running requests ---------------------------------------------------------------------------------------
+
+    def _schedule_running(self, opened: OpenPlan) -> None:
+        """Give running requests their tokens, preempting from the end if blocks run out."""
+        ending, placed = self._scheduler.ending, opened.placed
+        due = []
+        total = 0
+        for request in self._queues.running:
+            # Nothing pending: its newest token is still being computed in an open plan.
+            pending = request.num_tokens - request.num_computed_tokens
+            if request.draft_token_ids:
+                pending += len(request.draft_token_ids)
+            if pending and request.request_id not in placed and request.request_id not in ending:
+                due.append((request, pending))
+                total += pending
+        if self._guard.chunks or total > opened.budget:
+            shares = self._guard.chunk([request for request, _ in due], opened.budget)
+            due = [(request, shares.get(request.request_id, 0)) for request, _ in due]
+        running, is_covered = Status.RUNNING, self._blocks.is_covered
+        for request, num_tokens in due:
+            if request.status is running:
+                if num_tokens == 1 and is_covered(request.request_id, request.num_computed_tokens):
+                    self._place(opened, request, 1, ())
+                else:
+                    self._serve(opened, request, num_tokens)
+
+    def _serve(self, opened: OpenPlan, request: Request, num_tokens: int) -> None:
+        plan, rid = opened.plan, request.request_id
+        if num_tokens == 0:
+            left = opened.budget
+            plan.reasons[rid] = (
+                f"token budget of {plan.token_budget} used up" if not left else "no chunk for it"
+            )
+            return
+        start = request.num_computed_tokens
+        while True:
+            try:
+                new = self._blocks.allocate(rid, start + num_tokens, start=start)
+                break
+            except OutOfBlocks as error:
+                if not self._make_room(opened, request, error):
+                    return
+        self._place(opened, request, num_tokens, new)
+
+    def _make_room(self, opened: OpenPlan, request: Request, error: OutOfBlocks) -> bool:
+        """Preempt somebody. False: the request itself gave way, or has to wait for an open step."""
+        rid = request.request_id
+        if why := self._admission.why_never(request):
+            self._exhaust(opened, request, why)
+            return False
+        victim = self._guard.victim(request, self._candidates(request))
+        if any(victim.request_id in other.touched for other in self._scheduler.open_plans[:-1]):
+            opened.plan.reasons[rid] = f"{error}; {victim.request_id} is in an open step"
+            return False
+        if victim is request and len(self._queues.running) == 1 and self._blocks.release_pins():
+            return True
+        why = "gives way itself" if victim is request else f"{victim.request_id} gives way"
+        self._preempt(opened, victim, f"{rid} {error}; {why}")
+        return victim is not request
+
+    def _candidates(self, request: Request) -> list[Request]:
+        """Who may be preempted for a running request: not the first of the batch, so that something always goes on."""
+        running = self._queues.running
+        return running[1:] or [request]
+
+    def _preempt(self, opened: OpenPlan, victim: Request, why: str) -> None:
+        item = opened.placed.pop(victim.request_id, None)
+        if item is not None:  # it leaves this step's batch, and its tokens return to the budget
+            opened.plan.scheduled.remove(item)
+            victim.num_computed_tokens -= item.num_tokens
+            opened.budget += item.num_tokens
+        mode = self._guard.preempt_mode(victim)
+        self._queues.preempt(victim, mode, why)
+        opened.touched.add(victim.request_id)
+        opened.plan.preempted.append(victim.request_id)
+        opened.promised = None
+
+    # -- swapped and waiting requests ---------------------------------------------------------------------------
+
+    def _schedule_waiting(self, opened: OpenPlan) -> None:
+        """Let others in while seats, budget and blocks allow: swapped ones first, then from the head of the queue."""
+        kept_out: Request | None = None
+        for request in list(self._queues.swapped):
+            if request.request_id not in self._scheduler.ending and not self._swap_in(opened, request):
+                kept_out = request
+                break
+        for request in self._queues.waiting.in_order():
+            rid = request.request_id
+            if rid in self._scheduler.ending:
+                continue
+            if kept_out is not None and request.priority >= kept_out.priority:
+                return
+            if why := self._admission.why_never(request):
+                self._exhaust(opened, request, why)
+            elif why := self._why_passed_over(opened, request):
+                opened.plan.reasons[rid] = why
+            elif why := self._why_not_now(opened, request):
+                opened.plan.reasons[rid] = why
+                return
+            elif not self._admit(opened, request):
+                return
+
+    def _swap_in(self, opened: OpenPlan, request: Request) -> bool:
+        """Bring a swapped request back. False: it must wait, and so must all that came later."""
+        rid, plan = request.request_id, opened.plan
+        why = self._why_closed(opened) or self._admission.why_no_place(request, plan, opened.budget)
+        if why is None:
+            spare = self.promised(opened) + (self._watermark if self._queues.running else 0)
+            why = self._blocks.shortage((), request.num_tokens, request.max_total_tokens, spare)
+        if why is not None and not self._queues.running and self._blocks.release_pins():
+            why = self._blocks.shortage((), request.num_tokens, request.max_total_tokens, 0)
+        if why is not None:
+            plan.reasons[rid] = why
+            return False
+        try:
+            self._blocks.allocate(rid, request.num_computed_tokens, max_total_tokens=request.max_total_tokens)
+        except OutOfBlocks as error:
+            plan.reasons[rid] = f"{error}, refused"
+            return False
+        opened.touched.add(rid)
+        self._queues.swap_in(request)
+        opened.num_admitted += 1
+        opened.promised = None
+        if request.num_pending_tokens:
+            self._serve(opened, request, min(request.num_pending_tokens, opened.budget))
+        return True
+
+    def _why_closed(self, opened: OpenPlan) -> str | None:
+        """Why nobody comes in: a running request has just lost its place for want of blocks."""
+        lost = [rid for rid in opened.plan.preempted if rid not in opened.yielded]
+        if not lost:
+            return None
+        return f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} preempted in this step"
+
+    def _why_passed_over(self, opened: OpenPlan, request: Request) -> str | None:
+        """Why a waiting request is skipped while those behind it may come in."""
+        parent = self._parent(request)
+        if parent is not None and not self._can_fork(opened, parent, request):
+            return f"waits for {parent.request_id}, which computes their prompt"
+        return self._admission.why_skipped(request)
+
+    def _why_not_now(self, opened: OpenPlan, request: Request) -> str | None:
+        """Why the request in front must wait; less urgent running requests are preempted for it if that helps."""
+        why = self._why_closed(opened) or self._why_short(opened, request)
+        while why is not None and (outranked := self._outranked(opened, request)):
+            victim = self._guard.victim(request, outranked)
+            opened.yielded.add(victim.request_id)
+            self._preempt(opened, victim, f"{request.request_id} is more urgent and {why}")
+            why = self._why_short(opened, request)
+        return why
+
+    def _why_short(self, opened: OpenPlan, request: Request) -> str | None:
+        why = self._admission.why_no_place(request, opened.plan, opened.budget)
+        if why is not None:
+            return why
+        why = self._guard.admit(request)
+        if why is None or self._queues.running or opened.plan.scheduled:
+            return why
+        # Nobody runs, so nobody will give blocks back: whoever fits comes in, whatever a policy waits for.
+        if self.shortage(request, 0) is None or (
+            self._blocks.release_pins() and self.shortage(request, 0) is None
+        ):
+            return None
+        return why
+
+    def _outranked(self, opened: OpenPlan, request: Request) -> list[Request]:
+        """Running requests that are strictly less urgent, if giving up all of them would make room for `request`."""
+        below = [
+            r
+            for r in self._queues.running
+            if r.priority > request.priority
+            and r.order_key > request.order_key
+            and not any(r.request_id in other.touched for other in self._scheduler.open_plans[:-1])
+        ]
+        if not below or self._why_closed(opened):
+            return []
+        room = self._blocks.num_free + sum(self._blocks.num_freed_with(r.request_id) for r in below)
+        return below if self._blocks.blocks_for(request.num_tokens) + self._watermark <= room else []
+
+    def _admit(self, opened: OpenPlan, request: Request) -> bool:
+        """Move the request in front into the batch. False: an allocation was refused by fault injection."""
+        try:
+            self._blocks.ask(self._blocks.blocks_for(request.num_tokens))
+        except OutOfBlocks as error:  # enough are free: fault injection said no
+            opened.plan.reasons[request.request_id] = f"{error}, refused"
+            return False
+        cached = self._begin(opened, request)
+        share = min(request.num_tokens - cached, opened.budget)
+        if self._guard.chunks:
+            share = self._guard.chunk([request], opened.budget).get(request.request_id, 0) or share
+        new = self._blocks.allocate(
+            request.request_id,
+            cached + share,
+            start=cached,
+            max_total_tokens=request.max_total_tokens,
+            asked=True,
+        )
+        self._queues.admit(request)
+        opened.num_admitted += 1
+        self._place(opened, request, share, new)
+        if opened.promised is not None:
+            opened.promised += self._blocks.num_missing(request.request_id, request.num_tokens)
+        return True
+
+    def _begin(self, opened: OpenPlan, request: Request) -> int:
+        """Give the request the blocks that hold its first tokens already. Returns their tokens."""
+        parent, rid, cached, note = self._parent(request), request.request_id, 0, ""
+        if parent is not None:
+            cached, note = request.num_prompt_tokens - 1, f"shares the prompt of {parent.request_id}"
+            self._blocks.fork(parent.request_id, rid, cached)
+        elif request.keys or self._scheduler.caches:
+            cached, note = self._blocks.attach(rid, request.keys, request.num_tokens)
+            if self._scheduler.bus.subs:
+                self._scheduler.bus.emit(ev.Hit(rid, cached, note))
+        before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens, request.cache_note = (0 if parent is not None else cached), note
+            self._queues.count_look_up(request, parent is None, opened.journal)
+        request.num_computed_tokens, request.publish_at = cached, 0
+        opened.journal.record(lambda: _restore(request, before))
+        return cached
+
+    # -- forks --------------------------------------------------------------------------------------------------
+
+    def _parent(self, request: Request) -> Request | None:
+        """The live request whose prompt this one waits to share."""
+        if not request.parent or request.status != Status.WAITING or not self._blocks.can_share:
+            return None
+        return self._queues.requests.get(request.parent)
+
+    def _can_fork(self, opened: OpenPlan, parent: Request, request: Request) -> bool:
+        """Whether all of the prompt but its last token is written, in steps before this one."""
+        item = opened.placed.get(parent.request_id)
+        written = parent.num_computed_tokens - (item.num_tokens if item is not None else 0)
+        return parent.status == Status.RUNNING and written >= request.num_prompt_tokens - 1 > 0
+
+    def start_fork(self, parent: Request, request: Request) -> None:
+        """A copy of a running request runs at once if a seat is free, sharing its blocks; otherwise it waits."""
+        seats = self._scheduler.config.max_num_seqs - len(self._queues.running)
+        if parent.status != Status.RUNNING or seats < 1 or not self._blocks.can_share:
+            return
+        if parent.num_computed_tokens:
+            self._blocks.fork(parent.request_id, request.request_id, parent.num_computed_tokens)
+        request.num_computed_tokens, request.num_cached_tokens = parent.num_computed_tokens, 0
+        request.cache_note = f"a copy of {parent.request_id}"
+        self._queues.admit(request)
+
+    # -- the plan's entries -------------------------------------------------------------------------------------
+
+    def _exhaust(self, opened: OpenPlan, request: Request, why: str) -> None:
+        opened.touched.add(request.request_id)
+        opened.plan.exhausted[request.request_id] = why
+
+    def _place(
+        self, opened: OpenPlan, request: Request, num_tokens: int, new_block_ids: tuple[int, ...]
+    ) -> None:
+        """Put the request's next `num_tokens` tokens into the plan; they count as computed until a cancel."""
+        rid, start, params = request.request_id, request.num_computed_tokens, request.params
+        known, end = request.num_tokens, start + num_tokens
+        index = known - request.num_prompt_tokens
+        request.num_computed_tokens = end
+        drafts = request.draft_token_ids
+        if drafts and len(drafts) != end - known:  # guesses beyond the chunk are dropped
+            opened.journal.record(partial(setattr, request, "draft_token_ids", drafts))
+            drafts = request.draft_token_ids = drafts[: max(0, end - known)]
+        item = ScheduledRequest(
+            rid, start, num_tokens, end >= known, index, start == 0 or known - start > 1, new_block_ids,
+            self._tables[rid], request.token_ids, params, request.seed,
+            request.end_token_ids if index < params.min_tokens else (),
+            request.num_prompt_tokens, request.rules, drafts, self._group_tables(rid),
+        )  # fmt: skip
+        opened.touched.add(rid)
+        opened.placed[rid] = item
+        opened.plan.scheduled.append(item)
+        opened.budget -= num_tokens
+        if request.tenant:
+            self._count_served(opened, request.tenant, num_tokens)
+
+    def _count_served(self, opened: OpenPlan, tenant: str, num_tokens: int) -> None:
+        served = self._scheduler.served
+        served[tenant] = served.get(tenant, 0) + num_tokens
+        opened.journal.record(lambda: served.update({tenant: served[tenant] - num_tokens}))
+
+    # -- what policies ask --------------------------------------------------------------------------------------
+
+    @property
+    def num_admitted(self) -> int:
+        """Requests that joined the batch in the plan that is being made."""
+        return self._plan.num_admitted if self._plan is not None else 0
+
+    @property
+    def _watermark(self) -> int:
+        return int(self._scheduler.config.watermark * self._blocks.num_blocks)
+
+    def promised(self, opened: OpenPlan | None = None) -> int:
+        """Blocks that running requests still need for tokens they have."""
+        opened = opened or self._plan
+        if opened is not None and opened.promised is not None:
+            return opened.promised
+        promised = sum(
+            self._blocks.num_missing(r.request_id, r.num_tokens)
+            for r in self._queues.running
+            if r.num_tokens - r.num_computed_tokens > 0
+        )
+        if opened is not None:
+            opened.promised = promised
+        return promised
+
+    def shortage(self, request: Request, spare: int) -> str | None:
+        """Why a waiting request cannot come in now, leaving `spare` blocks free."""
+        if (parent := self._parent(request)) is not None and parent.status == Status.RUNNING:
+            needed, free = 2 * len(self._scheduler.config.group_windows), self._blocks.num_free
+            return (
+                None if needed + spare <= free else f"needs {needed} blocks beside shared ones, {free} free"
+            )
+        return self._blocks.shortage(request.keys, request.num_tokens, request.max_total_tokens, spare)
+
+
+def _restore(request: Request, before: tuple[int, int, str]) -> None:
+    request.num_computed_tokens, request.num_cached_tokens, request.cache_note = before
