@@ -172,10 +172,11 @@ class Session:
         return {rid: output.outputs[0].text for rid, output in self.outputs.items()}
 
     def view(self, **options: Any) -> Any:
-        """The live view: block map, timeline and memory, linked. `options` go to `views.EngineView`."""
+        """The live view, with a box for breakpoints. `options` go to `views.EngineView`."""
         from pagedinfer.views import EngineView
 
-        view = EngineView(self.recording, advance=self.advance, **options)
+        seams: dict[str, Any] = {"watch": self.breakpoints, "stops": self.stops}
+        view = EngineView(self.recording, advance=self.advance, **seams | options)
         self._views.add(view)
         return view
 
