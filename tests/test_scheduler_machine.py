@@ -232,7 +232,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not admitted or before["waiting"].index(admitted[-1]) < min(
             (before["waiting"].index(rid) for rid in still_waiting if rid not in ending), default=99
         ), f"{admitted} overtook {still_waiting}"
-        copied = {to for op in plan.ops if op.kind == "copy" for _, to in op.pairs}
         for item in plan.scheduled:
             was = before["requests"][item.request_id]
             if item.request_id in back or (item.request_id in admitted and config.enable_prefix_caching):
@@ -244,7 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert item.is_prefill == (item.start == 0 or was["num_tokens"] - item.start > 1)
             assert item.output_index == was["num_tokens"] - was["num_prompt_tokens"]
             held = -(-item.start // config.block_size)
-            fresh = tuple(block_id for block_id in item.new_block_ids if block_id not in copied)
+            fresh = tuple(b for b in item.new_block_ids if b not in item.block_table[:held])  # others: copies
             assert len(fresh) == -(-item.end // config.block_size) - held
             assert tuple(item.block_table[held:]) == fresh
             assert set(item.new_block_ids) <= set(item.block_table)

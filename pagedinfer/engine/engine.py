@@ -250,16 +250,17 @@ class Engine(PoolControl):
             with self._operations.run() as interrupt:
                 self._stepping = True
                 try:
-                    self._give_up_overdue()
+                    now = self._now()
+                    self._give_up_overdue(now)
                     if self.scheduler.requests:
-                        self._run(interrupt)
+                        self._run(now, interrupt)
                 finally:
                     self._stepping = False
             outputs, self._callers.undelivered = self._callers.undelivered, []
             return outputs
 
-    def _run(self, interrupt: DeferredInterrupt) -> None:
-        plan = self.scheduler.schedule(self._now())
+    def _run(self, now: float, interrupt: DeferredInterrupt) -> None:
+        plan = self.scheduler.schedule(now)
         try:
             interrupt.forward = True
             result = self.runner.execute(plan) if plan.scheduled or plan.ops else StepResult({})
@@ -283,8 +284,8 @@ class Engine(PoolControl):
             drafts = self._speculation.propose(self.scheduler.requests, result, ends)
         self._callers.deliver(self.scheduler.commit(plan, result, ends, drafts))
 
-    def _give_up_overdue(self) -> None:
-        for rid in self.scheduler.overdue(self._now()):
+    def _give_up_overdue(self, now: float) -> None:
+        for rid in self.scheduler.overdue(now):
             request = self.scheduler.requests[rid]
             why = f"timed out: it came at {request.arrived_at:g} and was given until {request.expires:g}"
             self._callers.deliver(self.scheduler.abort(rid, why))

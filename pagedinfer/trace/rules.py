@@ -102,7 +102,10 @@ def _step(state: State, event: ev.Step) -> Inverse:
 
 def _commit(state: State, event: ev.Commit) -> None:
     state.last.tokens = event.tokens
-    for rid in state.close():
+    scheduled = state.close()
+    if strangers := event.tokens.keys() - scheduled.keys():
+        raise ValueError(f"tokens for {', '.join(sorted(strangers))}, outside the plan")
+    for rid in scheduled:
         request, new = state.requests[rid], event.tokens.get(rid, 0)
         if drafts := max(0, request.num_computed_tokens - request.num_tokens):
             rejected = drafts + 1 - new if new else drafts
