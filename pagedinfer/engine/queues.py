@@ -82,6 +82,12 @@ class Queues:
                 found.append(request.request_id)
         return found
 
+    def reconfigure(self, config: EngineConfig, waiting: WaitingQueue) -> None:
+        """Other limits, and those who wait in another order."""
+        for request in self.waiting:
+            waiting.add(request)
+        self.waiting, self._config = waiting, config
+
     # -- into the batch -----------------------------------------------------------------------------------------
 
     def admit(self, request: Request) -> None:

@@ -226,7 +226,7 @@ def _copy(state: State, event: ev.Copy) -> Inverse:
     return undo
 
 
-def _free(state: State, event: ev.Free) -> Inverse:
+def _free(state: State, event: ev.Free) -> Inverse | None:
     request = state.requests[event.rid]
     tables = request.tables()
     held = [block_id for table in tables for block_id in reversed(table) if block_id >= 0]
@@ -240,7 +240,8 @@ def _free(state: State, event: ev.Free) -> Inverse:
             state.undrop(block_id)
         request.block_table, request.group_tables = tables[0], tables[1:]
 
-    return undo
+    # A request that ends while a plan is open does not come back when that plan is cancelled.
+    return undo if event.why == "preempt" else None
 
 
 def _trim(state: State, event: ev.Trim) -> None:
