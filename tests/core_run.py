@@ -210,7 +210,7 @@ class Run:
         twin.tenant, twin.salt = parent.tenant, parent.salt
         try:
             self.scheduler.fork(rid, twin, self.now)
-        except QueueFull:
+        except (QueueFull, RequestTooLong):
             return
         self.live[twin.request_id] = twin
         self.work += twin.num_prompt_tokens + twin.max_tokens
@@ -376,8 +376,7 @@ class Run:
         assert self.scheduler.requests == self.live
         ours, theirs = self.scheduler.snapshot(), self.seen.state.snapshot()
         if ours != theirs:
-            different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
-            raise AssertionError(f"the folded events are not the state (core, fold): {different}")
+            raise AssertionError(f"the folded events are not the state (core, fold): {difference(ours, theirs)}")
         assert self.seen.state.has_open_plan == bool(self.open)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -468,6 +467,17 @@ class Run:
                 self.resize(max(1, self.config.num_blocks + draw.choice([-3, -2, -1, 0, 1, 4])))
             case _:
                 getattr(self, name)()
+
+
+def difference(ours, theirs):
+    """Where two nested values differ."""
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return ours, theirs
+    return {
+        key: difference(ours.get(key), theirs.get(key))
+        for key in {**ours, **theirs}
+        if ours.get(key) != theirs.get(key)
+    }
 
 
 ACTIONS = {

@@ -66,7 +66,7 @@ def _finish(state: State, event: ev.Finish) -> None:
     queue = {"running": state.running, "swapped": state.swapped}.get(request.status, state.waiting)
     queue.remove(event.rid)
     if request.status == "swapped":
-        state.release(state.host_tables.pop(event.rid))
+        state.host_free += state.host_tables.pop(event.rid)  # at once: an end is no part of an open plan
     del state.requests[event.rid]
     state.finished[event.rid] = (event.why, event.detail)
     state.num_finished += 1
@@ -192,7 +192,7 @@ def _append(state: State, event: ev.Alloc | ev.Share, first: int) -> Inverse:
 
 def _alloc(state: State, event: ev.Alloc) -> Inverse:
     table = _table(state.requests[event.rid], event.group)
-    if event.first != len(table):
+    if event.first != len(table) and (table or event.first < 0):
         raise ValueError(f"the table of {event.rid} has {len(table)} blocks, not {event.first}")
     return _append(state, event, event.first)
 
@@ -200,10 +200,11 @@ def _alloc(state: State, event: ev.Alloc) -> Inverse:
 def _share(state: State, event: ev.Share) -> Inverse:
     request = state.requests[event.rid]
     undo = _append(state, event, event.first)
-    request.num_computed_tokens += event.num_tokens  # its step has counted the tokens to be computed already
+    found = 0 if event.group else event.num_tokens  # each group has an event
+    request.num_computed_tokens += found  # its step has counted the tokens to be computed already
 
     def both() -> None:
-        request.num_computed_tokens -= event.num_tokens
+        request.num_computed_tokens -= found
         undo()
 
     return both
@@ -297,10 +298,14 @@ def _expire(state: State, event: ev.Expire) -> Inverse:
 
     def undo() -> None:
         for block_id, known, place in reversed(undone):
-            if place is not None:
-                state.free.remove(block_id)
-                state.free.restore(block_id, place)
             state.retained[block_id] = known
+            if block_id not in state.free:
+                continue
+            state.free.remove(block_id)
+            if place is not None:
+                state.free.restore(block_id, place)
+            else:  # who held it then has ended
+                state.free.push_back(block_id, state.lane(block_id))
 
     return undo
 
@@ -316,6 +321,9 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
     def undo() -> None:
         for block_id, (key, retained), place in reversed(undone):
             state.free.remove(block_id)
+            if key in state.cached.values():  # another block has been published under its key
+                state.free.push_back(block_id)
+                continue
             state.free.restore(block_id, place)
             state.cached[block_id] = key
             if retained is not None:
