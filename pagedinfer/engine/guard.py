@@ -58,16 +58,17 @@ class Guard:
         return tuple(key) if isinstance(key, tuple | list) else (key,)
 
     def admit(self, request: Request) -> str | None:
-        """The sentence why the request must wait; None for yes."""
-        return self._ask(
-            "admit",
-            lambda policy: policy.admit(request.view, self._view),
-            lambda answer: (
-                None
-                if answer is None or (isinstance(answer, str) and answer)
-                else f"admit() answered {answer!r:.60}; None says yes, a sentence says why not"
-            ),
-        )
+        """The sentence why the request must wait; None for yes, and there is room."""
+
+        def wrong(answer: Any) -> str | None:
+            if answer is None:
+                why = self._view.shortage(request.view)
+                return why and f"admit() answered None, which says yes, but the request {why}"
+            if isinstance(answer, str) and answer:
+                return None
+            return f"admit() answered {answer!r:.60}; None says yes, a sentence says why not"
+
+        return self._ask("admit", lambda policy: policy.admit(request.view, self._view), wrong)
 
     def chunk(self, requests: Sequence[Request], budget: int) -> Mapping[str, int]:
         """Tokens by request id, within pending tokens and budget."""

@@ -65,6 +65,7 @@ class Request:
         draft_token_ids: tokens guessed to come next, to be computed and checked in its next step.
         order_key: its place among the waiting, as the policy gave it.
         publish_at: written tokens from which another block is full.
+        shares_with: the request that `parent` named when this one came; the name may be another's later.
         view: what a policy sees of it.
     """
 
@@ -96,6 +97,7 @@ class Request:
     draft_token_ids: Sequence[int] = ()
     order_key: Any = None
     publish_at: int = 0
+    shares_with: Request | None = None
     view: RequestView = field(init=False)
 
     def __post_init__(self) -> None:

@@ -109,7 +109,9 @@ class PrefixCache:
         return group, key, self.retained.pop(block_id, None)
 
     def recall(self, block_id: int, group: int, key: BlockKey, retained: tuple[int, float] | None) -> None:
-        """Take back a `forget`."""
+        """Take back a `forget`, unless another block has been published under the key."""
+        if key in self._blocks[group]:
+            return
         self.keys[block_id] = (group, key)
         self._blocks[group][key] = block_id
         self._ghosts.pop(key, None)

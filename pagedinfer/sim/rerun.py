@@ -12,7 +12,7 @@ from pagedinfer.engine.plan import StepPlan, StepResult
 from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import RequestError
+from pagedinfer.errors import PagedInferError
 from pagedinfer.memory.make import MakeMemory, make_allocator
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -130,8 +130,8 @@ class Driver:
             request.key_ids, request.tenant, request.parent = event.keys, event.tenant, event.parent
             request.deadline, request.expires, request.retain = event.deadline, event.expires, event.retain
         try:
-            self.scheduler.submit(request, event.now)
-        except RequestError:
+            self.scheduler.submit(request, event.now, getattr(event, "room_for", 1))
+        except PagedInferError:
             if isinstance(event, ev.Submit):
                 raise
 

@@ -107,7 +107,7 @@ class Fork(Event):
 
 @dataclass(slots=True)
 class Reject(Event):
-    """Input: a request was refused at submission, with the sentence why."""
+    """Input: a request was refused at submission, with the sentence why. `room_for` counts those that came with it."""
 
     rid: str
     num_prompt_tokens: int
@@ -115,6 +115,7 @@ class Reject(Event):
     priority: int
     now: float
     why: str
+    room_for: int = 1
 
 
 @dataclass(slots=True)

@@ -333,10 +333,13 @@ class State:
     def untake(self, block_id: int, place: int | None) -> None:
         """Take back a `take`."""
         self.ref_counts[block_id] -= 1
-        if not self.ref_counts[block_id]:
-            del self.ref_counts[block_id]
+        if self.ref_counts[block_id]:
+            return
+        del self.ref_counts[block_id]
         if place is not None:
             self.free.restore(block_id, place)
+        else:  # who held it then has ended
+            self.free.push_back(block_id, self.lane(block_id))
 
     def __repr__(self) -> str:
         used = len(self.ref_counts)

@@ -66,7 +66,7 @@ def _finish(state: State, event: ev.Finish) -> None:
     queue = {"running": state.running, "swapped": state.swapped}.get(request.status, state.waiting)
     queue.remove(event.rid)
     if request.status == "swapped":
-        state.host_free += state.host_tables.pop(event.rid)  # at once: an end is no part of a plan
+        state.host_free += state.host_tables.pop(event.rid)  # at once: an end is no part of an open plan
     del state.requests[event.rid]
     state.finished[event.rid] = (event.why, event.detail)
     state.num_finished += 1
@@ -195,7 +195,7 @@ def _append(state: State, event: ev.Alloc | ev.Share, first: int) -> Inverse:
 
 def _alloc(state: State, event: ev.Alloc) -> Inverse:
     table = _table(state.requests[event.rid], event.group)
-    if event.first != len(table) and table:  # a new table may begin with blocks that its window has left
+    if event.first != len(table) and (table or event.first < 0):
         raise ValueError(f"the table of {event.rid} has {len(table)} blocks, not {event.first}")
     return _append(state, event, event.first)
 
@@ -203,11 +203,11 @@ def _alloc(state: State, event: ev.Alloc) -> Inverse:
 def _share(state: State, event: ev.Share) -> Inverse:
     request = state.requests[event.rid]
     undo = _append(state, event, event.first)
-    shared = 0 if event.group else event.num_tokens  # the groups share the same tokens
-    request.num_computed_tokens += shared  # its step has counted the tokens to be computed already
+    found = 0 if event.group else event.num_tokens  # each group has an event
+    request.num_computed_tokens += found  # its step has counted the tokens to be computed already
 
     def both() -> None:
-        request.num_computed_tokens -= shared
+        request.num_computed_tokens -= found
         undo()
 
     return both
@@ -301,10 +301,14 @@ def _expire(state: State, event: ev.Expire) -> Inverse:
 
     def undo() -> None:
         for block_id, known, place in reversed(undone):
-            if place is not None:
-                state.free.remove(block_id)
-                state.free.restore(block_id, place)
             state.retained[block_id] = known
+            if block_id not in state.free:
+                continue
+            state.free.remove(block_id)
+            if place is not None:
+                state.free.restore(block_id, place)
+            else:  # who held it then has ended
+                state.free.push_back(block_id, state.lane(block_id))
 
     return undo
 
@@ -320,6 +324,9 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
     def undo() -> None:
         for block_id, (key, retained), place in reversed(undone):
             state.free.remove(block_id)
+            if key in state.cached.values():  # another block has been published under its key
+                state.free.push_back(block_id)
+                continue
             state.free.restore(block_id, place)
             state.cached[block_id] = key
             if retained is not None:
