@@ -16,6 +16,7 @@ __all__ = [
     "RunnerError",
     "UnknownArchitecture",
     "UnknownRequest",
+    "WorkloadError",
     "count",
     "describe_error",
 ]
@@ -84,6 +85,10 @@ class RunnerError(PagedInferError, RuntimeError):
 
 class RecordingError(PagedInferError, ValueError):
     """A file is not a recording that this version can read, a step is not in it, or its events do not fit."""
+
+
+class WorkloadError(PagedInferError, ValueError):
+    """A file is not a request trace of a known format: the message names the line."""
 
 
 class OutOfBlocks(PagedInferError, RuntimeError):
