@@ -21,7 +21,6 @@ NEUTRAL: dict[str, Any] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "enforce_eager": True,
-    "enable_prefix_caching": False,
     "enable_chunked_prefill": True,
     "swap_space": 0,
     "cpu_offload_gb": 0,

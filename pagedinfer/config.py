@@ -109,7 +109,9 @@ class EngineConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting by name, for a recording's first event."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"group_windows": list(self.group_windows)}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "group_windows": list(self.group_windows)
+        }
 
 
 def _check_choices(config: EngineConfig) -> None:

@@ -92,14 +92,14 @@ class WorkloadError(PagedInferError, ValueError):
 
 
 class OutOfBlocks(PagedInferError, RuntimeError):
-    """The pool has fewer free blocks than asked for. Nothing was allocated.
+    """The pool has fewer free blocks than asked for, or not in a row. Nothing was allocated.
 
     Attributes:
         needed: blocks asked for.
         free: blocks that were free.
     """
 
-    def __init__(self, needed: int, free: int) -> None:
-        super().__init__(f"needs {count(needed, 'block')}, {free} free")
+    def __init__(self, needed: int, free: int, why: str = "") -> None:
+        super().__init__(why or f"needs {count(needed, 'block')}, {free} free")
         self.needed = needed
         self.free = free

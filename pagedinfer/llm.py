@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pagedinfer.engine.completion import complete, refused
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.output import RequestOutput
+from pagedinfer.engine.policy import Policy
 from pagedinfer.errors import ConfigError, RequestError
 from pagedinfer.runner.load import check_device, load_model
 from pagedinfer.runner.pool_size import check_pool_size, choose_num_blocks
@@ -39,16 +41,14 @@ class LLM:
             machine; bfloat16 takes half the memory and often half the time.
         max_model_len: the most tokens of a request; default the model's own limit, or where a model changes its
             rotary positions beyond some length (longrope) that length.
-        block_size: tokens per KV block, 1 to 256.
-        max_num_seqs: the most requests in one step's batch.
-        max_num_batched_tokens: the most tokens computed in one step.
+        block_size: tokens per KV block, 1 to 512.
         num_blocks, kv_cache_bytes, gpu_memory_utilization: the KV pool's size in blocks, in bytes, or as the share
             of memory (of the machine's, on a CPU) that weights and pool take together; at most one of them.
         seed: seed of requests that have none of their own.
         device: "cpu", or a device of torch.
-        watermark: share of the pool kept free at admission; see `EngineConfig`.
-        num_draft_tokens: the most tokens guessed ahead for a request and step, from its own text; 0 for none. Outputs
-            stay the same; see `runner.acceptance`.
+        policy: a class made from `Policy`: it decides instead of the policies that options name.
+        options: every other setting of `EngineConfig` by its name: max_num_seqs, max_num_batched_tokens, watermark,
+            enable_prefix_caching, num_host_blocks, preempt_mode, order, num_draft_tokens, ...
 
     Attributes:
         engine: the engine: `add_request`, `step`, `abort`, `snapshot`, `metrics`, ...
@@ -62,16 +62,13 @@ class LLM:
         dtype: str = "auto",
         max_model_len: int | None = None,
         block_size: int = 16,
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512,
         num_blocks: int | None = None,
         kv_cache_bytes: int | None = None,
         gpu_memory_utilization: float | None = None,
         seed: int | None = 0,
         device: str = "cpu",
-        watermark: float = 0.01,
-        num_draft_tokens: int = 0,
-        **unsupported: Any,
+        policy: Callable[[EngineConfig], Policy] | None = None,
+        **options: Any,
     ) -> None:
         """Load the model and make the engine.
 
@@ -79,12 +76,16 @@ class LLM:
             ConfigError: an option is unknown, out of range or not supported yet.
             ModelError: the model cannot be found, fetched or used.
         """
-        refuse_unsupported(unsupported, inspect.signature(LLM.__init__).parameters)
+        known = {f.name for f in fields(EngineConfig)} - {"group_windows"}
+        settings = {name: options.pop(name) for name in sorted(known & options.keys())}
+        refuse_unsupported(options, [*inspect.signature(LLM.__init__).parameters, *sorted(known)])
         # All that needs no model is checked before one is loaded.
-        EngineConfig(num_blocks=1 if num_blocks is None else num_blocks, block_size=block_size,
-                     max_model_len=1 if max_model_len is None else max_model_len, max_num_seqs=max_num_seqs,
-                     max_num_batched_tokens=max_num_batched_tokens, watermark=watermark,
-                     num_draft_tokens=num_draft_tokens)  # fmt: skip
+        EngineConfig(
+            num_blocks=1 if num_blocks is None else num_blocks,
+            block_size=block_size,
+            max_model_len=1 if max_model_len is None else max_model_len,
+            **settings,
+        )
         check_pool_size(
             num_blocks=num_blocks, kv_cache_bytes=kv_cache_bytes, memory_share=gpu_memory_utilization
         )
@@ -92,11 +93,18 @@ class LLM:
         check_device(device)
         loaded = load_model(model, dtype=dtype, device=device, max_model_len=max_model_len)
         self.tokenizer = loaded.tokenizer
+        # Layers with a window let go of blocks that others keep, where requests may outgrow it.
+        groups = loaded.model.layer_groups
+        windows = [window for window in groups.windows if window is not None]
+        grouped = (
+            settings.get("allocator", "paged") == "paged"
+            and min(windows, default=1 << 60) < loaded.max_model_len
+        )
         num_blocks = choose_num_blocks(
-            bytes_per_block=loaded.model.new_kv(1, block_size).bytes_per_block,
+            bytes_per_block=loaded.model.new_kv(1, block_size, groups if grouped else None).bytes_per_block,
             block_size=block_size,
             max_model_len=loaded.max_model_len,
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=settings.get("max_num_seqs", 64),
             weight_bytes=loaded.model.nbytes,
             device=loaded.model.device,
             num_blocks=num_blocks,
@@ -107,14 +115,19 @@ class LLM:
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=loaded.max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            watermark=watermark,
-            num_draft_tokens=num_draft_tokens,
+            group_windows=groups.windows if grouped else (None,),
+            **settings,
         )
         self.engine = Engine(
             config,
-            TorchRunner(loaded.model, num_blocks=num_blocks, block_size=block_size),
+            TorchRunner(
+                loaded.model,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_host_blocks=config.num_host_blocks,
+                grouped=grouped,
+            ),
+            policy=None if policy is None else policy(config),
             tokenizer=self.tokenizer,
             eos_token_ids=loaded.eos_token_ids,
             seed=seed or 0,

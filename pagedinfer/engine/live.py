@@ -106,6 +106,8 @@ class LiveRequest:
             error=detail if reason == "error" else None,
             detail=detail,
             prompt_logprobs=None if known is None else list(known),
+            num_cached_tokens=None if request.num_cached_tokens < 0 else request.num_cached_tokens,
+            cache_note=request.cache_note,
         )
 
     def completion(self, update: Update | None = None) -> CompletionOutput:

@@ -64,6 +64,8 @@ class RequestOutput:
         detail: why it ended, as a sentence.
         prompt_logprobs: per prompt token, token id -> `Logprob`, as far as it is computed; None for the first token,
             and None in all when not asked for.
+        num_cached_tokens: prompt tokens that the prefix cache held at the first admission; None before it.
+        cache_note: why they were not more.
     """
 
     request_id: str
@@ -74,6 +76,8 @@ class RequestOutput:
     error: str | None = None
     detail: str = ""
     prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    cache_note: str = ""
 
     def __str__(self) -> str:
         texts = (f"{o.text!r} ({o.finish_reason or 'running'})" for o in self.outputs)

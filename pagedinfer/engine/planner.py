@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -53,6 +54,11 @@ class Planner:
         self._admission = scheduler.admission
         self._guard = scheduler.guard
         self._plan: OpenPlan | None = None
+        self._tables = scheduler.blocks.tables
+        self._is_grouped = len(scheduler.config.group_windows) > 1
+
+    def _group_tables(self, rid: str) -> Sequence[list[int]]:
+        return self._blocks.group_tables(rid) if self._is_grouped else ()
 
     def fill(self, opened: OpenPlan) -> None:
         """Make the plan: two passes, running requests and new ones."""
@@ -68,32 +74,38 @@ class Planner:
             self._schedule_waiting(opened)
         opened.plan.ops = self._blocks.take_ops()
         opened.plan.overwritten = self._blocks.take_overwritten()
+        if any(op.kind == "move" for op in opened.plan.ops):
+            for (
+                item
+            ) in opened.plan.scheduled:  # a move replaces the table: older plans keep the one they know
+                item.block_table = self._blocks.table(item.request_id)
         self._plan = None
 
     # -- running requests ---------------------------------------------------------------------------------------
 
     def _schedule_running(self, opened: OpenPlan) -> None:
         """Give running requests their tokens, preempting from the end if blocks run out."""
-        is_ending, placed = self._scheduler.is_ending, opened.placed
+        ending, placed = self._scheduler.ending, opened.placed
         due = []
         total = 0
         for request in self._queues.running:
-            pending = request.num_tokens + len(request.draft_token_ids) - request.num_computed_tokens
             # Nothing pending: its newest token is still being computed in an open plan.
-            if pending and request.request_id not in placed and not is_ending(request.request_id):
-                due.append(request)
+            pending = request.num_tokens - request.num_computed_tokens
+            if request.draft_token_ids:
+                pending += len(request.draft_token_ids)
+            if pending and request.request_id not in placed and request.request_id not in ending:
+                due.append((request, pending))
                 total += pending
-        if not due:
-            return
         if self._guard.chunks or total > opened.budget:
-            shares = self._guard.chunk(due, opened.budget)
-            for request in due:
-                if request.status == Status.RUNNING:
-                    self._serve(opened, request, shares.get(request.request_id, 0))
-        else:
-            for request in due:
-                if request.status == Status.RUNNING:
-                    self._serve(opened, request, request.num_pending_tokens)
+            shares = self._guard.chunk([request for request, _ in due], opened.budget)
+            due = [(request, shares.get(request.request_id, 0)) for request, _ in due]
+        running, is_covered = Status.RUNNING, self._blocks.is_covered
+        for request, num_tokens in due:
+            if request.status is running:
+                if num_tokens == 1 and is_covered(request.request_id, request.num_computed_tokens):
+                    self._place(opened, request, 1, ())
+                else:
+                    self._serve(opened, request, num_tokens)
 
     def _serve(self, opened: OpenPlan, request: Request, num_tokens: int) -> None:
         plan, rid = opened.plan, request.request_id
@@ -152,12 +164,12 @@ class Planner:
         """Let others in while seats, budget and blocks allow: swapped ones first, then from the head of the queue."""
         kept_out: Request | None = None
         for request in list(self._queues.swapped):
-            if not self._scheduler.is_ending(request.request_id) and not self._swap_in(opened, request):
+            if request.request_id not in self._scheduler.ending and not self._swap_in(opened, request):
                 kept_out = request
                 break
         for request in self._queues.waiting.in_order():
             rid = request.request_id
-            if self._scheduler.is_ending(rid):
+            if rid in self._scheduler.ending:
                 continue
             if kept_out is not None and request.priority >= kept_out.priority:
                 return
@@ -286,6 +298,7 @@ class Planner:
         before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
         if request.num_cached_tokens < 0:
             request.num_cached_tokens, request.cache_note = (0 if parent is not None else cached), note
+            self._queues.count_look_up(request, parent is None, opened.journal)
         request.num_computed_tokens, request.publish_at = cached, 0
         opened.journal.record(lambda: _restore(request, before))
         return cached
@@ -335,9 +348,9 @@ class Planner:
             drafts = request.draft_token_ids = drafts[: max(0, end - known)]
         item = ScheduledRequest(
             rid, start, num_tokens, end >= known, index, start == 0 or known - start > 1, new_block_ids,
-            self._blocks.table(rid), request.token_ids, params, request.seed,
+            self._tables[rid], request.token_ids, params, request.seed,
             request.end_token_ids if index < params.min_tokens else (),
-            request.num_prompt_tokens, request.rules, drafts, self._blocks.group_tables(rid),
+            request.num_prompt_tokens, request.rules, drafts, self._group_tables(rid),
         )  # fmt: skip
         opened.touched.add(rid)
         opened.placed[rid] = item

@@ -10,6 +10,7 @@ from pagedinfer.engine.request import Request, Status
 from pagedinfer.engine.waiting import WaitingQueue, by_arrival
 from pagedinfer.errors import count
 from pagedinfer.memory.allocator import KVAllocator
+from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.ops import BlockOp
 from pagedinfer.memory.tiers import HostTier
 from pagedinfer.trace import events as ev
@@ -28,6 +29,8 @@ class Queues:
         swapped: requests whose blocks are in the host pool. host_tables: their slots there.
         host: the host pool's slots.
         num_submitted, num_preemptions, num_finished: counts since the start.
+        num_queried_tokens, num_hit_tokens: prompt tokens that first admissions looked up in the cache, and found there.
+            What a resumed request finds of its own does not count.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class Queues:
         self.num_submitted = 0
         self.num_preemptions = 0
         self.num_finished = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
         self._config = config
         self._blocks = blocks
         self._bus = bus
@@ -55,6 +60,18 @@ class Queues:
         self.waiting.add(request)
         if request.expires is not None:
             heappush(self._expiry, (request.expires, request.arrival, request))
+
+    def count_look_up(self, request: Request, asked: bool, journal: Journal) -> None:
+        """A request looked its prompt up when it was first admitted, or (`asked` False) shares another's."""
+        if asked:
+            queried, hit = request.num_prompt_tokens, request.num_cached_tokens
+            self.num_queried_tokens += queried
+            self.num_hit_tokens += hit
+            journal.record(lambda: self._uncount(queried, hit))
+
+    def _uncount(self, queried: int, hit: int) -> None:
+        self.num_queried_tokens -= queried
+        self.num_hit_tokens -= hit
 
     def overdue(self, now: float) -> list[str]:
         """Take the ids of the live requests whose time is up. O(log n) each."""
@@ -94,7 +111,7 @@ class Queues:
         self.host.free(slots)
         request.status = Status.RUNNING
         insort(self.running, request, key=by_arrival)
-        pairs = tuple(zip(slots, self._blocks.table(rid), strict=True))
+        pairs = tuple(zip(slots, self._blocks.table(rid)[: len(slots)], strict=True))
         self._blocks.ops.append(BlockOp("swap_in", pairs))
         if self._blocks.journal is not None:
             self._blocks.journal.record(lambda: self._unswap_in(request, slots))

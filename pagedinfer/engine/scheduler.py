@@ -6,7 +6,7 @@ scheduling: Yu et al., "Orca", OSDI 2022; chunked prefill: Agrawal et al., "Sara
 rule: vLLM V1). Five decisions are a `Policy`'s: order, admission, chunk, victim, preempt mode.
 
 This file holds the transaction: `schedule` opens a plan, `commit` or `cancel` closes it. How a plan is made is in
-`engine.planner`.
+`engine.planner`, what its result changes in `engine.committer`.
 
 Progress: the first running request is never preempted for a later one, and a request that the whole pool could not
 hold is ended, not retried. So each step computes a token, ends a request, or frees blocks for the first.
@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.admission import Admission
+from pagedinfer.engine.committer import Committer, Ends, Update, check_result
 from pagedinfer.engine.guard import Guard
 from pagedinfer.engine.look import SchedulerView
 from pagedinfer.engine.plan import StepPlan, StepResult
@@ -39,26 +39,6 @@ from pagedinfer.trace.bus import EventBus
 
 __all__ = ["Scheduler", "Update"]
 
-Ends = Mapping[str, tuple[str, str]]
-"""Request id -> (finish reason, the sentence that explains it)."""
-
-
-@dataclass(slots=True)
-class Update:
-    """What a commit changed for one request.
-
-    Attributes:
-        request: the request, its new tokens already appended.
-        new_token_ids: the tokens that this step added.
-        finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
-        detail: the sentence that explains the end.
-    """
-
-    request: Request
-    new_token_ids: Sequence[int] = ()
-    finish_reason: str | None = None
-    detail: str = ""
-
 
 class Scheduler:
     """Makes plans and closes them. Pure bookkeeping: it never sees a tensor, a token's value or a clock.
@@ -77,9 +57,11 @@ class Scheduler:
         queues: live requests: waiting, running, swapped.
         admission: who may come in at all, and who has a place.
         guard: asks the policy.
-        planner: fills plans.
+        planner: fills plans. committer: enters their results.
         caches: whether there is a prefix cache.
         step: number of the last plan. now: its time.
+        ending: requests that end as soon as the plans that work on them close: (finish reason, sentence).
+        served: tokens computed for each named tenant.
         is_changing: whether the books are half written; only code that interrupts this thread can see True.
     """
 
@@ -101,8 +83,9 @@ class Scheduler:
         self.served: dict[str, int] = {}
         self.caches = config.enable_prefix_caching and config.allocator == "paged"
         self.planner = Planner(self)
+        self.committer = Committer(self)
         self._open: list[OpenPlan] = []
-        self._ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
+        self.ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -123,10 +106,6 @@ class Scheduler:
     def open_plans(self) -> Sequence[OpenPlan]:
         """Plans that are neither committed nor cancelled, oldest first."""
         return self._open
-
-    def is_ending(self, request_id: str) -> bool:
-        """Whether a request ends as soon as the plans that work on it close."""
-        return request_id in self._ending
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -157,7 +136,7 @@ class Scheduler:
             raise error
         request.max_tokens = min(request.max_tokens, self.config.max_model_len - prompt)
         with self._change():
-            self._extend_keys(request, request.key_ids)
+            self.committer.extend_keys(request, request.key_ids)
             self.queues.add(request, now)
             if self.bus.subs:
                 self.bus.emit(
@@ -202,12 +181,12 @@ class Scheduler:
         with self._change():
             if self.bus.subs:
                 self.bus.emit(ev.Abort(request_id, why))
-            self._ending.setdefault(request_id, ("abort", why))
+            self.ending.setdefault(request_id, ("abort", why))
             return self._end([])
 
     def overdue(self, now: float) -> list[str]:
         """Take the ids of the requests whose time is up; each is named once, for the caller to abort."""
-        return [rid for rid in self.queues.overdue(now) if rid not in self._ending]
+        return [rid for rid in self.queues.overdue(now) if rid not in self.ending]
 
     def preempt(self, request_id: str, why: str, mode: str = "recompute") -> None:
         """Preempt a running request from outside (fault injection, teaching); refused while a plan is open.
@@ -257,65 +236,27 @@ class Scheduler:
         """
         assert self._open and self._open[0].plan is plan, f"step {plan.step} is not the oldest open plan"
         ends = {**(ends or {}), **{rid: ("error", why) for rid, why in result.errors.items()}}
-        _check_result(plan, result, ends)
-        drafts, caches, size = drafts or {}, self.caches, self.config.block_size
+        check_result(plan, result, ends)
         with self._change():
             opened = self._open.pop(0)
             self.queues.host.settle(opened.journal)
             self.bus.step = plan.step  # what follows belongs to this plan, also when a later one is open
-            commit = ev.Commit({}, {rid: list(end) for rid, end in ends.items()})
+            event = ev.Commit({}, {rid: list(end) for rid, end in ends.items()})
             if self.bus.subs:
-                commit.tokens = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
-                commit.drafts = {rid: len(guess) for rid, guess in drafts.items() if guess}
-                self.bus.emit(commit)
-            updates = []
-            for item in plan.scheduled:
-                rid = item.request_id
-                request, new = self.requests[rid], result.tokens.get(rid, ())
-                written = item.start + item.num_tokens
-                if item.draft_token_ids:
-                    written = self._roll_back(request, written, len(item.draft_token_ids), len(new))
-                if new:
-                    request.append(new)
-                    if drafts:
-                        request.draft_token_ids = drafts.get(rid, ())
-                if caches and written >= request.publish_at:
-                    completed = self._extend_keys(request, (key_ids or {}).get(rid, ()))
-                    if completed and self.bus.subs:
-                        commit.keys[rid] = completed
-                    self.blocks.publish(rid, request.keys, written, request.retain)
-                    request.publish_at = (written // size + 1) * size
-                updates.append(Update(request, new))
+                event.tokens = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
+                event.drafts = {rid: len(guess) for rid, guess in (drafts or {}).items() if guess}
+                self.bus.emit(event)
+            updates = self.committer.book(plan, result, drafts or {}, key_ids or {}, event)
+            for update in updates:
+                request, rid = update.request, update.request.request_id
                 if rid in ends or request.num_tokens - request.num_prompt_tokens >= request.max_tokens:
-                    self._ending.setdefault(rid, ends.get(rid) or _length_end(request))
+                    self.ending.setdefault(rid, ends.get(rid) or _length_end(request))
             for rid, why in plan.exhausted.items():
                 updates.append(Update(self.requests[rid]))
-                self._ending.setdefault(rid, ("length", why))
+                self.ending.setdefault(rid, ("length", why))
             self._end(updates)
             self.bus.step = self.step
             return updates
-
-    def _roll_back(self, request: Request, written: int, num_drafts: int, num_new: int) -> int:
-        """Guesses that did not come true: their keys and values count for nothing. Returns the tokens written."""
-        rejected = num_drafts + 1 - num_new if num_new else num_drafts
-        request.draft_token_ids = ()
-        if rejected > 0:
-            request.num_computed_tokens -= rejected
-            self.blocks.trim(request.request_id, request.num_computed_tokens)
-        return written - max(0, rejected)
-
-    def _extend_keys(self, request: Request, key_ids: Sequence[int]) -> list[int]:
-        """Keys of the blocks that the known tokens have completed; their ids."""
-        if not self.caches or request.params.prompt_logprobs is not None:
-            return []  # a prompt is scored by computing it, so its request takes nothing from the cache
-        if not request.token_ids:
-            self.keys.named(request.keys, key_ids)
-            return list(key_ids)
-        size = self.config.block_size
-        if len(request.keys) == request.num_tokens // size:
-            return []
-        root = self.keys.root(salt=request.salt) if request.salt else None
-        return self.keys.extend(request.keys, root, request.token_ids, size)
 
     def cancel(self, plan: StepPlan, why: str = "cancelled") -> list[Update]:
         """Close the newest open plan as if it had never been made: the state before `schedule` is back."""
@@ -332,11 +273,11 @@ class Scheduler:
 
     def _end(self, updates: list[Update]) -> list[Update]:
         """End what has to end, except requests that a still open plan works on: they end when it closes."""
-        if not self._ending:
+        if not self.ending:
             return updates
         by_id = {update.request.request_id: update for update in updates}
-        for rid in [r for r in self._ending if not any(r in opened.touched for opened in self._open)]:
-            request, (reason, detail) = self.requests[rid], self._ending.pop(rid)
+        for rid in [r for r in self.ending if not any(r in opened.touched for opened in self._open)]:
+            request, (reason, detail) = self.requests[rid], self.ending.pop(rid)
             self.queues.end(request, reason, detail)
             if rid not in by_id:
                 updates.append(by_id.setdefault(rid, Update(request)))
@@ -400,18 +341,6 @@ class Scheduler:
             assert opened.plan.num_tokens <= opened.plan.token_budget, (
                 f"step {opened.plan.step} is over its budget"
             )
-
-
-def _check_result(plan: StepPlan, result: StepResult, ends: Ends) -> None:
-    """Assert that each request that samples got a token or an end: without, it would stand still for ever."""
-    sampled = {item.request_id for item in plan.scheduled if item.samples}
-    assert result.tokens.keys() <= sampled, f"tokens for requests that did not sample in step {plan.step}"
-    if ends:
-        assert ends.keys() <= {item.request_id for item in plan.scheduled}, (
-            f"ends of requests outside step {plan.step}"
-        )
-    silent = [rid for rid in sampled if not result.tokens.get(rid) and rid not in ends]
-    assert not silent, f"step {plan.step} brought neither a token nor an end for {silent}"
 
 
 def _length_end(request: Request) -> tuple[str, str]:

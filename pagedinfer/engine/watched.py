@@ -69,11 +69,14 @@ class Watched:
     def metrics(self) -> dict[str, int | float]:
         """Counts now and since the start. `kv_usage` is a share, 0 to 1; `num_draft_tokens` are computed drafts.
 
+        `prefix_hit_rate` is the share of prompt tokens that first admissions found in the prefix cache.
+
         A request with several outputs counts once in `num_requests`, its prompt once in `num_prompt_tokens`; for the
         scheduler (`num_submitted`, `num_running`, ...) each output is a request.
         """
         with self._lock:
             scheduler = self.scheduler
+            queried, hit = scheduler.queues.num_queried_tokens, scheduler.queues.num_hit_tokens
             return {
                 "num_steps": scheduler.step,
                 "num_requests": self._num_requests,
@@ -83,11 +86,13 @@ class Watched:
                 "num_accepted_tokens": self._speculation.num_accepted_tokens,
                 "num_running": len(scheduler.running),
                 "num_waiting": len(scheduler.waiting),
+                "num_swapped": len(scheduler.queues.swapped),
                 "num_submitted": scheduler.queues.num_submitted,
                 "num_finished": scheduler.queues.num_finished,
                 "num_preemptions": scheduler.queues.num_preemptions,
                 "num_free_blocks": scheduler.blocks.num_free,
                 "kv_usage": scheduler.blocks.kv_usage,
+                "prefix_hit_rate": hit / queried if queried else 0.0,
             }
 
     def attach(

@@ -20,7 +20,8 @@ class KVAllocator(Protocol):
     """Blocks for requests. Every method either does all of its work or changes nothing.
 
     While `journal` is set each change records its inverse there. `ops` are block operations asked for since the last
-    `take_ops`; `can_share` says whether tables may hold the same block.
+    `take_ops`; `can_share` says whether tables may hold the same block; `tables` are the block tables by request id
+    (of group 0), read-only.
     """
 
     block_size: int
@@ -29,6 +30,7 @@ class KVAllocator(Protocol):
     num_calls: int
     ops: list[BlockOp]
     can_share: bool
+    tables: dict[str, list[int]]
 
     @property
     def num_blocks(self) -> int:
@@ -51,6 +53,10 @@ class KVAllocator(Protocol):
 
     def table(self, rid: str) -> list[int]:
         """The request's block table, read-only; empty when it holds nothing."""
+        ...
+
+    def is_covered(self, rid: str, position: int) -> bool:
+        """Whether `position` can be written without any change of tables: a quick look before `allocate`."""
         ...
 
     def num_missing(self, rid: str, num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The block manager: block tables, sharing, copy-on-write. The heart of paged memory, without a single tensor.
+"""The block manager: who gets which blocks, what can be shared. The heart of paged memory, without a single tensor.
 
 A request's tokens live in fixed-size blocks anywhere in the pool; its block table maps logical block `i` to a
 physical `block_id` (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
@@ -11,30 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagedinfer.errors import OutOfBlocks, count
-from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.keys import BlockKey
 from pagedinfer.memory.ops import BlockOp
-from pagedinfer.memory.pool import BlockPool
-from pagedinfer.memory.prefix import first_in_window
+from pagedinfer.memory.tables import GONE, BlockTables
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
 
 __all__ = ["BlockManager"]
 
-GONE = -1
-"""In a table: a block that the group's sliding window has left."""
 
-
-class BlockManager:
+class BlockManager(BlockTables):
     """Hands out blocks and takes them back: the paged `KVAllocator`. Each method does all of its work or nothing.
 
     Attributes:
-        block_size: tokens per block.
-        windows: for each group of layers, the tokens that a query sees; None for all. One group in most models.
-        pool: free blocks, reference counts, the prefix cache.
         refuse_calls: fault injection: numbers of `allocate` calls (counted from 0) that are refused.
         num_calls: `allocate` calls so far that asked for at least one block.
-        ops: block operations asked for since the last `take_ops`.
     """
 
     can_share = True
@@ -48,28 +39,12 @@ class BlockManager:
         windows: Sequence[int | None] = (None,),
         max_step_tokens: int = 1,
     ) -> None:
-        self.block_size = block_size
-        self.windows = tuple(windows)
-        self.pool = BlockPool(num_blocks, block_size, self.windows, bus)
+        super().__init__(num_blocks, block_size, bus, windows)
         self.refuse_calls: set[int] = set()
         self.num_calls = 0
         self._max_step_tokens = max_step_tokens
-        self._slides = any(window is not None for window in self.windows)
-        self._bus = bus
-        self._tables: list[dict[str, list[int]]] = [{} for _ in self.windows]
-        self._num_published: dict[str, int] = {}
-        self.ops: list[BlockOp] = []
 
-    # -- questions ----------------------------------------------------------------------------------------------
-
-    @property
-    def journal(self) -> Journal | None:
-        """Where inverses of changes go while a plan is being made; None outside."""
-        return self.pool.journal
-
-    @journal.setter
-    def journal(self, journal: Journal | None) -> None:
-        self.pool.journal = journal
+    # -- questions ------------------------------------------------------------------------------------------------
 
     @property
     def num_blocks(self) -> int:
@@ -85,31 +60,6 @@ class BlockManager:
     def kv_usage(self) -> float:
         """Share of the pool in use, 0 to 1. Cached blocks that nobody uses count as free."""
         return 1.0 - self.pool.num_unused / self.pool.num_blocks
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
-        return -(-num_tokens // self.block_size)
-
-    def num_missing(self, rid: str, num_tokens: int) -> int:
-        """Blocks to add, over all groups, so that the request's tables cover `num_tokens` tokens."""
-        covered = self.blocks_for(num_tokens)
-        return sum(max(0, covered - len(tables.get(rid, ()))) for tables in self._tables)
-
-    def table(self, rid: str, group: int = 0) -> list[int]:
-        """The request's block table, read-only; empty when it holds nothing."""
-        return self._tables[group].get(rid, [])
-
-    def group_tables(self, rid: str) -> Sequence[list[int]]:
-        """The tables of groups 1 and on; nothing in most models."""
-        return () if len(self.windows) == 1 else [self.table(rid, g) for g in range(1, len(self.windows))]
-
-    def ref_count(self, block_id: int) -> int:
-        """How many block tables hold this block."""
-        return self.pool.ref_count(block_id)
-
-    def num_freed_with(self, rid: str) -> int:
-        """Blocks that nobody else holds."""
-        return sum(1 for ts in self._tables for b in ts.get(rid, ()) if b != GONE and self.ref_count(b) == 1)
 
     def peak_blocks(self, num_tokens: int) -> int:
         """The most blocks that a request of `num_tokens` tokens holds at once: a window needs no more than itself."""
@@ -151,7 +101,7 @@ class BlockManager:
         limit = (num_tokens - 1) // self.block_size
         return len(self.pool.cache.find(keys, limit)[0]) * self.block_size if keys else 0
 
-    # -- sharing ------------------------------------------------------------------------------------------------
+    # -- a request's blocks ---------------------------------------------------------------------------------------
 
     def attach(self, rid: str, keys: Sequence[BlockKey], num_tokens: int) -> tuple[int, str]:
         """Share the longest cached prefix of a request without tables. Returns its tokens, and why it is no more.
@@ -171,27 +121,7 @@ class BlockManager:
         rows = [tables[parent][: self.blocks_for(num_tokens)] for tables in self._tables]
         published = min(self._num_published.get(parent, 0), num_tokens // self.block_size)
         self._share(rid, rows, published, num_tokens)
-
-    def _share(self, rid: str, rows: Sequence[list[int]], num_published: int, num_tokens: int) -> None:
-        """The request's tables begin with these blocks, which hold their tokens already."""
-        self._num_published[rid] = num_published
-        for group, (tables, row) in enumerate(zip(self._tables, rows, strict=True)):
-            assert rid not in tables, f"{rid} holds blocks already"
-            taken = [block_id for block_id in row if block_id != GONE]
-            for block_id in taken:
-                self.pool.take(block_id)
-            tables[rid] = list(row)
-            if self._bus.subs:
-                self._bus.emit(ev.Share(rid, group, len(row) - len(taken), tuple(taken), num_tokens))
-        if self.journal is not None:
-            self.journal.record(lambda: self._unshare(rid))
-
-    def _unshare(self, rid: str) -> None:
-        del self._num_published[rid]
-        for tables in self._tables:
-            del tables[rid]
-
-    # -- growing ------------------------------------------------------------------------------------------------
+        self._forked |= {parent, rid}
 
     def allocate(
         self,
@@ -230,94 +160,21 @@ class BlockManager:
                 self._append(rid, group, tuple(new[first : first + missing]))
         return tuple(new)
 
-    def _append(self, rid: str, group: int, new: tuple[int, ...]) -> None:
-        tables = self._tables[group]
-        table = tables.setdefault(rid, [])
-        first = len(table)
-        table.extend(new)
-        if self.journal is not None:
-            self.journal.record(lambda: _cut(tables, rid, first))
-        if self._bus.subs:
-            self._bus.emit(ev.Alloc(rid, group, first, new))
+    def ask(self, needed: int) -> None:
+        """Count a call that wants `needed` blocks; fault injection may refuse it.
 
-    def _shared_at(self, rid: str, start: int) -> Sequence[tuple[int, int]]:
-        """(group, logical block) of the block of position `start`, where somebody else reads it or may come to."""
-        logical = start // self.block_size
-        return [
-            (group, logical)
-            for group, tables in enumerate(self._tables)
-            if logical < len(table := tables.get(rid, ())) and self.pool.is_shared(table[logical])
-        ]
-
-    def _copy_on_write(self, rid: str, group: int, logical: int, new: int) -> None:
-        """Put a copy of a shared block into the table; the others keep theirs."""
-        table = self._tables[group][rid]
-        old, table[logical] = table[logical], new
-        if self.journal is not None:
-            self.journal.record(lambda: table.__setitem__(logical, old))
-        self.ops.append(BlockOp("copy", ((old, new),)))
-        if self._bus.subs:
-            self._bus.emit(ev.Copy(rid, group, logical, ((old, new),)))
-        self.pool.drop(old)
-
-    # -- shrinking ----------------------------------------------------------------------------------------------
-
-    def free(self, rid: str, why: str) -> tuple[int, ...]:
-        """Take the request's tables back, last block first, so that its tail is reused before its head.
-
-        Returns the blocks that nobody holds any more, in the order in which they joined the free queue.
+        Raises:
+            OutOfBlocks: refused.
         """
-        held = [tables.pop(rid, []) for tables in self._tables]
-        published = self._num_published.pop(rid, None)
-        if not any(held):
-            return ()
-        if self.journal is not None:
-            self.journal.record(lambda: self._unfree(rid, held, published))
-        freed = [b for table in held for b in reversed(table) if b != GONE and self.pool.drop(b)]
-        if self._bus.subs:
-            self._bus.emit(ev.Free(rid, tuple(freed), why))
-        return tuple(freed)
-
-    def _unfree(self, rid: str, held: list[list[int]], published: int | None) -> None:
-        for tables, table in zip(self._tables, held, strict=True):
-            tables[rid] = table
-        if published is not None:
-            self._num_published[rid] = published
-
-    def trim(self, rid: str, num_tokens: int) -> None:
-        """Give back the blocks at the tables' ends that `num_tokens` tokens do not need; they are taken again first."""
-        keep = self.blocks_for(num_tokens)
-        for group, tables in enumerate(self._tables):
-            gone = tuple(tables.get(rid, ())[keep:])
-            if not gone:
-                continue
-            _cut(tables, rid, keep)
-            for block_id in reversed(gone):
-                self.pool.put_first(block_id)
+        call = self.num_calls
+        self.num_calls += 1
+        if call in self.refuse_calls:
+            self.refuse_calls.discard(call)
             if self._bus.subs:
-                self._bus.emit(ev.Trim(rid, group, gone))
+                self._bus.emit(ev.Refuse(call, needed))
+            raise OutOfBlocks(needed, self.num_free)
 
-    def _slide(self, rid: str, start: int) -> None:
-        """Give back the blocks that no query at `start` or later sees."""
-        for group, window in enumerate(self.windows):
-            table = self._tables[group].get(rid)
-            if window is None or not table:
-                continue
-            first = end = min(first_in_window(window, start, self.block_size), len(table))
-            while first and table[first - 1] != GONE:
-                first -= 1
-            gone = tuple(table[first:end])
-            if not gone:
-                continue
-            table[first:end] = [GONE] * len(gone)
-            if self.journal is not None:
-                self.journal.record(lambda t=table, f=first, g=gone: _put(t, f, g))  # type: ignore[misc]
-            for block_id in gone:
-                self.pool.drop(block_id)
-            if self._bus.subs:
-                self._bus.emit(ev.Slide(rid, group, first, gone))
-
-    # -- the prefix cache ---------------------------------------------------------------------------------------
+    # -- the prefix cache -----------------------------------------------------------------------------------------
 
     def publish(
         self,
@@ -364,7 +221,7 @@ class BlockManager:
         """Forget everything cached. Refused (False) while any block is in use: its reader may share it."""
         return self.pool.reset(why)
 
-    # -- moving -------------------------------------------------------------------------------------------------
+    # -- moving ---------------------------------------------------------------------------------------------------
 
     def plan_resize(self, num_blocks: int) -> list[BlockOp]:
         """The moves that a pool of `num_blocks` blocks needs first.
@@ -382,12 +239,7 @@ class BlockManager:
         """The runner has run what `plan_resize` asked for: take the new places and the new size."""
         moves = dict(pair for op in ops for pair in op.pairs)
         self.pool.resize(num_blocks, list(moves.items()))
-        for group, tables in enumerate(self._tables):
-            for rid, table in tables.items():
-                pairs = tuple((block_id, moves[block_id]) for block_id in table if block_id in moves)
-                table[:] = [moves.get(block_id, block_id) for block_id in table]
-                if pairs and self._bus.subs:
-                    self._bus.emit(ev.Move(rid, group, pairs, f"the pool shrinks to {num_blocks} blocks"))
+        self._move(moves, f"the pool shrinks to {num_blocks} blocks")
 
     def plan_compact(self) -> list[BlockOp]:
         """None: any free block is as good as another."""
@@ -395,6 +247,8 @@ class BlockManager:
 
     def compact(self, ops: Sequence[BlockOp], why: str) -> None:
         """Nothing to do."""
+
+    # -- the plan being made --------------------------------------------------------------------------------------
 
     def take_overwritten(self) -> list[int]:
         """Blocks that the plan just made hands out though a cancel would want their contents back."""
@@ -405,59 +259,6 @@ class BlockManager:
         ops, self.ops = self.ops, []
         return ops
 
-    def ask(self, needed: int) -> None:
-        """Count a call that wants `needed` blocks; fault injection may refuse it.
-
-        Raises:
-            OutOfBlocks: refused.
-        """
-        call = self.num_calls
-        self.num_calls += 1
-        if call in self.refuse_calls:
-            self.refuse_calls.discard(call)
-            if self._bus.subs:
-                self._bus.emit(ev.Refuse(call, needed))
-            raise OutOfBlocks(needed, self.num_free)
-
-    # -- whole state --------------------------------------------------------------------------------------------
-
-    def snapshot(self) -> dict[str, object]:
-        """Tables and pool as plain data. `group_tables` holds those of groups 1 and on."""
-        first, *others = [{rid: list(table) for rid, table in tables.items()} for tables in self._tables]
-        more = {"group_tables": others} if others else {}
-        return {"block_tables": first, **more, **self.pool.snapshot()}
-
-    def check(self) -> None:
-        """Assert every invariant of tables and pool. O(num_blocks)."""
-        self.pool.check()
-        counts = [0] * self.num_blocks
-        for tables in self._tables:
-            assert tables.keys() == self._tables[0].keys(), "a request holds blocks in some groups only"
-            for rid, table in tables.items():
-                held = [block_id for block_id in table if block_id != GONE]
-                assert table, f"{rid} has an empty block table"
-                assert len(set(held)) == len(held), f"{rid} holds a block twice: {table}"
-                for block_id in held:
-                    counts[block_id] += 1
-        for block_id, number in enumerate(counts):
-            assert self.ref_count(block_id) == number, (
-                f"block {block_id}: ref count {self.ref_count(block_id)}, {number} tables hold it"
-            )
-        assert self._num_published.keys() <= self._tables[0].keys(), (
-            "published blocks of a request without any"
-        )
-
     def __repr__(self) -> str:
         used = self.num_blocks - self.pool.num_unused
         return f"BlockManager({used} of {self.num_blocks} blocks used, block_size={self.block_size})"
-
-
-def _cut(tables: dict[str, list[int]], rid: str, keep: int) -> None:
-    """Shorten a table; one without blocks goes."""
-    del tables[rid][keep:]
-    if not keep:
-        del tables[rid]
-
-
-def _put(table: list[int], first: int, block_ids: tuple[int, ...]) -> None:
-    table[first : first + len(block_ids)] = block_ids

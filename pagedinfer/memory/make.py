@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagedinfer.config import EngineConfig
 from pagedinfer.memory.allocator import KVAllocator
 from pagedinfer.memory.blocks import BlockManager
+from pagedinfer.memory.contiguous import ContiguousAllocator
 from pagedinfer.trace.bus import EventBus
 
 __all__ = ["make_allocator"]
@@ -12,6 +13,15 @@ __all__ = ["make_allocator"]
 
 def make_allocator(config: EngineConfig, bus: EventBus) -> KVAllocator:
     """Paged memory, or a contiguous strategy."""
+    if config.allocator != "paged":
+        return ContiguousAllocator(
+            config.allocator,
+            config.num_blocks,
+            config.block_size,
+            config.max_model_len,
+            bus,
+            compaction=config.compaction,
+        )
     return BlockManager(
         config.num_blocks,
         config.block_size,
