@@ -75,9 +75,7 @@ class Planner:
         opened.plan.ops = self._blocks.take_ops()
         opened.plan.overwritten = self._blocks.take_overwritten()
         if any(op.kind == "move" for op in opened.plan.ops):
-            for (
-                item
-            ) in opened.plan.scheduled:  # a move replaces the table: older plans keep the one they know
+            for item in opened.plan.scheduled:  # a move replaces the table: older plans keep theirs
                 item.block_table = self._blocks.table(item.request_id)
         self._plan = None
 
@@ -293,6 +291,8 @@ class Planner:
             self._blocks.fork(parent.request_id, rid, cached)
         elif request.keys or self._scheduler.caches:
             cached, note = self._blocks.attach(rid, request.keys, request.num_tokens)
+            if request.params.prompt_logprobs is not None:
+                note = "its prompt is scored, so all of it is computed"
             if self._scheduler.bus.subs:
                 self._scheduler.bus.emit(ev.Hit(rid, cached, note))
         before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
