@@ -7,6 +7,7 @@ of 4 tokens, the pool is named, and `ask` sends one request at a time.
 import random
 
 import pytest
+from stories import A, B, C, story, tokens
 
 from pagedinfer import Recorder, SamplingParams
 from pagedinfer.config import EngineConfig
@@ -33,85 +34,7 @@ from pagedinfer.trace.replay import fold
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def tokens(start, number):
-    """`number` tokens that no other start has."""
-    return list(range(start, start + number))
-
-
-A, B, C = (tokens(start, 32) for start in (0, 40, 80))
-
-
-class Story:
-    """An engine over the shadow, with its events; everything is checked after each step."""
-
-    def __init__(self, num_blocks, **options):
-        self.config = EngineConfig(
-            **({"num_blocks": num_blocks, "block_size": 4, "max_model_len": 128, "watermark": 0.0} | options)
-        )
-        self.runner = ShadowRunner(num_blocks, 4, self.config.num_host_blocks)
-        self.engine = Engine(self.config, self.runner)
-        self.recording = Recorder(self.engine).start()
-
-    def add(self, prompt, request_id=None, max_tokens=1, logprobs=None, **options):
-        params = SamplingParams(max_tokens=max_tokens, seed=1)
-        return self.engine.add_request(prompt, params, request_id, **options)
-
-    def step(self):
-        outputs = {output.request_id: output for output in self.engine.step()}
-        check_map(self.engine)
-        assert fold(self.recording.events).snapshot() == self.engine.snapshot()
-        return outputs
-
-    def run(self):
-        done = {}
-        for _ in range(300):
-            if not self.engine.has_unfinished():
-                return done
-            done.update((rid, output) for rid, output in self.step().items() if output.finished)
-        raise AssertionError("still unfinished after 300 steps")
-
-    def ask(self, prompt, **options):
-        """Send one request and run it to its end. Returns its output."""
-        rid = self.add(prompt, **options)
-        return self.run()[rid]
-
-    def hit(self, prompt, **options):
-        """The tokens that one request finds."""
-        return self.ask(prompt, **options).num_cached_tokens
-
-    def table(self, rid):
-        return self.engine.snapshot()["block_tables"][rid]
-
-    @property
-    def cached(self):
-        return sorted(map(int, self.engine.snapshot()["cached"]))
-
-    @property
-    def idle(self):
-        return self.engine.snapshot()["idle"]
-
-    def told(self, *kinds):
-        return [event for event in self.recording.events if event.kind in kinds]
-
-    def close(self):
-        """The end of a story: nothing has leaked, and its recording runs again byte for byte."""
-        self.run()
-        assert_no_leak(self.engine)
-        again = rerun(self.recording)[1]
-        assert again.to_jsonl(wall=False) == self.recording.to_jsonl(wall=False)
-
-
-@pytest.fixture
-def story():
-    told = []
-
-    def tell(num_blocks, **options):
-        told.append(Story(num_blocks, **options))
-        return told[-1]
-
-    yield tell
-    for one in told:
-        one.close()
+__all__ = ["story"]  # the fixture
 
 
 # -- publishing and hits ----------------------------------------------------------------------------------------------

@@ -307,7 +307,10 @@ class Planner:
 
     def _parent(self, request: Request) -> Request | None:
         """The live request whose prompt this one waits to share."""
-        if not request.parent or request.status != Status.WAITING or not self._blocks.can_share:
+        alone = (
+            request.status != Status.WAITING or request.num_prompt_tokens == 1
+        )  # one token is nothing to share
+        if not request.parent or alone or not self._blocks.can_share:
             return None
         return self._queues.requests.get(request.parent)
 
@@ -315,7 +318,7 @@ class Planner:
         """Whether all of the prompt but its last token is written, in steps before this one."""
         item = opened.placed.get(parent.request_id)
         written = parent.num_computed_tokens - (item.num_tokens if item is not None else 0)
-        return parent.status == Status.RUNNING and written >= request.num_prompt_tokens - 1 > 0
+        return parent.status == Status.RUNNING and written >= request.num_prompt_tokens - 1
 
     def start_fork(self, parent: Request, request: Request) -> None:
         """A copy of a running request runs at once if a seat is free, sharing its blocks; otherwise it waits."""
