@@ -17,7 +17,7 @@ EXAMPLES = [
         {"step": 3, "waiting": ["b"], "running": ["a"], "free": [2, 0], "block_tables": {"a": [1, 3]}}
     ),
     ev.Submit("a", 5, 16, 0, 0.5),
-    ev.Fork("b", "a", 16, 0.5),
+    ev.Fork("b", "a", 16, 0.5, (3, 4)),
     ev.Reject("a", 0, 16, 0, 0.5, "Request 'a' has an empty prompt; give at least one token."),
     ev.Abort("a"),
     ev.Step(4, 3.0, 16, {"a": 1, "ü€": 7}, {"c": "needs 3 blocks, 1 free"}),

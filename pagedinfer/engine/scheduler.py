@@ -173,7 +173,8 @@ class Scheduler:
             request.keys = parent.keys[: (parent.num_tokens - 1) // self.config.block_size]
             self.queues.add(request, now)
             if self.bus.subs:
-                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now))
+                ids = tuple(key.id for key in request.keys)
+                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now, ids))
             self.planner.start_fork(parent, request)
 
     def abort(self, request_id: str, why: str = "aborted by the caller") -> list[Update]:
