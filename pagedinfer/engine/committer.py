@@ -78,7 +78,8 @@ class Committer:
         completed = self.extend_keys(request, key_ids)
         if completed and event is not None:
             event.keys[rid] = completed
-        self._blocks.publish(rid, request.keys, written, request.retain)
+        is_first = not request.publish_at
+        self._blocks.publish(rid, request.keys, written, request.retain, is_first=is_first)
         request.publish_at = (written // self._block_size + 1) * self._block_size
 
     def _roll_back(self, request: Request, written: int, num_drafts: int, num_new: int) -> int:

@@ -63,7 +63,7 @@ class Guard:
         def wrong(answer: Any) -> str | None:
             if answer is None:
                 why = self._view.shortage(request.view)
-                return why and f"admit() answered None, which says yes, but the request {why}"
+                return f"admit() answered None, which says yes, but the request {why}" if why else None
             if isinstance(answer, str) and answer:
                 return None
             return f"admit() answered {answer!r:.60}; None says yes, a sentence says why not"

@@ -158,9 +158,10 @@ class Scheduler:
                 )  # fmt: skip
 
     def fork(self, parent_id: str, request: Request, now: float) -> None:
-        """Add a copy of a live request as it stands: `request` has its known tokens, and shares its blocks.
+        """Add a copy of a live request as it stands: `request` (made by `Request.fork`) shares its blocks.
 
-        It runs at once when a seat is free; otherwise, or without paged memory, it waits and computes again.
+        The last token may be another than the parent's: nothing of it is computed yet. The copy runs at once when a
+        seat is free; otherwise, or without paged memory, it waits and computes again.
 
         Raises:
             UnknownRequest: no live request has the parent's id. RequestError: a plan is open.
@@ -174,11 +175,11 @@ class Scheduler:
         if error := self.admission.refusal(request):
             raise error
         with self._change():
-            request.num_tokens = parent.num_tokens
-            request.keys = list(parent.keys)
+            request.keys = parent.keys[: (parent.num_tokens - 1) // self.config.block_size]
             self.queues.add(request, now)
             if self.bus.subs:
-                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now))
+                ids = tuple(key.id for key in request.keys)
+                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now, ids))
             self.planner.start_fork(parent, request)
 
     def abort(self, request_id: str, why: str = "aborted by the caller") -> list[Update]:

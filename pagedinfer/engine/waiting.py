@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -82,7 +82,7 @@ class WaitingQueue:
                 self._entries[rid] = (request.order_key, arrival, number, request)
             self._rebuild()
 
-    def in_order(self, closed: Container[str] = ()) -> Iterator[Request]:
+    def in_order(self, closed: Container[str] = ()) -> Generator[Request, None, None]:
         """The waiting requests from the front, as long as the caller asks. Those who still wait afterwards stay.
 
         Tenants that the caller puts into `closed` meanwhile are left out from then on.

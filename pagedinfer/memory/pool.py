@@ -160,8 +160,8 @@ class BlockPool:
         return self.cache.add(block_id, group, key)
 
     def retain(self, block_ids: Sequence[int], priority: int, until: float) -> None:
-        """Give cached blocks that somebody holds another retention priority."""
-        for block_id in block_ids:
+        """Give cached blocks that somebody holds another retention priority; it ends for the last of them first."""
+        for block_id in reversed(block_ids):
             assert self._ref_counts[block_id], f"block {block_id} is in a lane of the free queue"
             self.cache.retain(block_id, priority, until)
         if block_ids and self._bus.subs:
@@ -173,7 +173,9 @@ class BlockPool:
 
     def release_pins(self) -> bool:
         """Make pinned blocks ordinary ones: otherwise nobody could run. Returns whether there were any."""
-        pinned = sorted(b for b, (priority, _) in self.cache.retained.items() if priority == PINNED)
+        idle = list(self._free.lane(1 + PINNED))  # in the order of their last use, chains from the tail
+        pinned = [b for b, (priority, _) in self.cache.retained.items() if priority == PINNED]
+        pinned = idle + [b for b in pinned if self._ref_counts[b]]
         self._release(pinned)
         return bool(pinned)
 

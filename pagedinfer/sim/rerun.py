@@ -95,11 +95,7 @@ class Driver:
             case ev.Error() if not event.where.startswith("policy."):  # the policy is asked again
                 scheduler.bus.emit(_again(event))
             case ev.Fork():
-                parent = scheduler.requests[event.parent]
-                twin = Request(
-                    event.rid, parent.num_prompt_tokens, event.max_tokens, priority=parent.priority
-                )
-                twin.tenant = parent.tenant
+                twin = scheduler.requests[event.parent].fork(event.rid)
                 scheduler.fork(event.parent, twin, event.now)
             case ev.Reset():
                 scheduler.reset_prefix_cache(event.why)
