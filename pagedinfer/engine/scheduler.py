@@ -32,7 +32,7 @@ from pagedinfer.engine.waiting import WaitingQueue
 from pagedinfer.errors import RequestError, UnknownRequest, count
 from pagedinfer.memory.allocator import KVAllocator
 from pagedinfer.memory.keys import KeyTable
-from pagedinfer.memory.make import make_allocator
+from pagedinfer.memory.make import MakeAllocator, make_allocator
 from pagedinfer.memory.ops import BlockOp
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -48,6 +48,7 @@ class Scheduler:
 
     Args:
         policy: decides instead of the one that `config` names.
+        allocator: makes what gives out memory, instead of the one that `config` names.
 
     Attributes:
         config: limits and pool size.
@@ -66,11 +67,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, bus: EventBus | None = None, policy: Policy | None = None
+        self,
+        config: EngineConfig,
+        bus: EventBus | None = None,
+        policy: Policy | None = None,
+        allocator: MakeAllocator = make_allocator,
     ) -> None:
         self.config = config
         self.bus = bus or EventBus()
-        self.blocks: KVAllocator = make_allocator(config, self.bus)
+        self.blocks: KVAllocator = allocator(config, self.bus)
         self.keys = KeyTable()
         policy = policy or make_policy(config)
         self.guard = Guard(policy, config, self.bus, SchedulerView(self))

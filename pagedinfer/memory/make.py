@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pagedinfer.config import EngineConfig
 from pagedinfer.memory.allocator import KVAllocator
 from pagedinfer.memory.blocks import BlockManager
 from pagedinfer.memory.contiguous import ContiguousAllocator
 from pagedinfer.trace.bus import EventBus
 
-__all__ = ["make_allocator"]
+__all__ = ["MakeAllocator", "make_allocator"]
+
+MakeAllocator = Callable[[EngineConfig, EventBus], KVAllocator]
+"""`allocator(config, bus)`: what an engine takes in place of `make_allocator`, for an allocator of one's own."""
 
 
 def make_allocator(config: EngineConfig, bus: EventBus) -> KVAllocator:
