@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pagedinfer.engine.output import CompletionOutput, RequestOutput
     from pagedinfer.llm import LLM
     from pagedinfer.session import Session
+    from pagedinfer.sim.compare import compare
+    from pagedinfer.sim.fork import fork
+    from pagedinfer.sim.why import why
     from pagedinfer.trace.recorder import Recorder
     from pagedinfer.trace.recording import Recording
 
@@ -34,6 +37,9 @@ _LAZY = {
     "Recorder": "pagedinfer.trace.recorder",
     "Recording": "pagedinfer.trace.recording",
     "Session": "pagedinfer.session",
+    "compare": "pagedinfer.sim.compare",
+    "fork": "pagedinfer.sim.fork",
+    "why": "pagedinfer.sim.why",
 }
 
 __all__ = [
@@ -48,6 +54,9 @@ __all__ = [
     "Session",
     "StructuredOutputsParams",
     "__version__",
+    "compare",
+    "fork",
+    "why",
 ]
 
 

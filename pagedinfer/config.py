@@ -99,8 +99,8 @@ class EngineConfig:
             check_int("max_num_waiting", self.max_num_waiting, 1)
         if self.aging is not None:
             check_real("aging", self.aging, 0.0)
-        _check_choices(self)
         _check_windows(self)
+        _check_choices(self)
 
     @property
     def watermark_blocks(self) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "RunnerError",
     "UnknownArchitecture",
     "UnknownRequest",
+    "WatchError",
     "count",
     "describe_error",
 ]
@@ -41,6 +42,10 @@ class PagedInferError(Exception):
 
 class ConfigError(PagedInferError, ValueError):
     """A setting is out of its range, contradicts another one, or is not supported (yet)."""
+
+
+class WatchError(ConfigError):
+    """A condition of a breakpoint cannot be read, or a predicate raised; the run stopped and nothing is lost."""
 
 
 class RequestError(PagedInferError, ValueError):

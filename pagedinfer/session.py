@@ -3,20 +3,27 @@
 session = pagedinfer.Session(llm)
 session.submit("Once upon a time", max_tokens=32)
 session.view()            # step, play and scrub in the browser
+session.run(until="free blocks < 4")
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
+from pagedinfer.engine.options import RequestOptions
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.errors import ConfigError
+from pagedinfer.sim.fork import Branch, fork
+from pagedinfer.sim.why import Report, why
+from pagedinfer.trace.breakpoints import Breakpoints
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.watch import Stop, Watch
 
 if TYPE_CHECKING:
     from pagedinfer.runner.taps import Tap
@@ -49,6 +56,8 @@ class Session:
         engine: the engine.
         recording: everything since the session began.
         outputs: the newest output of every request seen, by request id.
+        breakpoints: watches at which `run`, `advance` and so the view's Play stop: `breakpoints.add("r3 preempted")`.
+        stops: every stop so far, with its step and cause.
     """
 
     def __init__(self, engine: Engine | _HasEngine) -> None:
@@ -56,14 +65,17 @@ class Session:
         self._recorder = Recorder(self.engine)
         self.recording: Recording = self._recorder.start()
         self.outputs: dict[str, RequestOutput] = {}
+        self.breakpoints = Breakpoints(self.recording)
+        self.stops: list[Stop] = []
         self._views: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
-        """Queue a prompt; `options` are fields of `SamplingParams`. Returns the request id.
+        """Queue a prompt; `options` are fields of `SamplingParams` and `RequestOptions`. Returns the request id.
 
         Raises:
-            ConfigError: both `params` and options were given, or an option does not exist.
+            ConfigError: both `params` and options for it were given, or an option does not exist.
         """
+        wishes = {name: options.pop(name) for name in RequestOptions.__dataclass_fields__ if name in options}
         if options:
             if params is not None:
                 raise ConfigError(
@@ -73,29 +85,89 @@ class Session:
                 params = SamplingParams(**options)
             except TypeError:
                 known = ", ".join(name for name in SamplingParams.__dataclass_fields__)
+                wished = ", ".join(RequestOptions.__dataclass_fields__)
                 raise ConfigError(
-                    f"Unknown option among {', '.join(options)}; SamplingParams has {known}."
+                    f"Unknown option among {', '.join(options)}; SamplingParams has {known}; a request takes {wished}."
                 ) from None
-        return self.engine.add_request(prompt, params)
+        return self.engine.add_request(prompt, params, **wishes)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and keep its outputs."""
+        """Run one step, whatever the breakpoints say, and keep its outputs."""
         outputs = self.engine.step()
         self.outputs.update((output.request_id, output) for output in outputs)
         return outputs
 
     def advance(self) -> bool:
-        """Run one step if there is work. Returns whether there is more: what a live view calls."""
+        """Run one step if there is work. Returns whether to go on: what a live view calls.
+
+        False when nothing is left or a breakpoint was reached; the latter is then in `stops`, and the next call goes
+        on from there.
+
+        Raises:
+            WatchError: a predicate raised. The step was run and nothing is lost.
+        """
+        self.breakpoints.skip()
         if self.engine.has_unfinished():
             self.step()
-        return self.engine.has_unfinished()
+        more = self.engine.has_unfinished()
+        reached = self.breakpoints.check(rest=not more)
+        self.stops += reached
+        return more and not reached
 
-    def run(self, max_steps: int = 10_000) -> Recording:
-        """Step until nothing is left, `max_steps` at most. Ctrl-C stops between steps. Returns the recording."""
-        for _ in range(max_steps):
-            if not self.advance():
-                break
-        return self.recording
+    @overload
+    def run(self, max_steps: int = ..., *, until: None = ...) -> Recording: ...
+    @overload
+    def run(self, max_steps: int = ..., *, until: Watch | str | Callable[..., Any]) -> Stop | None: ...
+    def run(
+        self, max_steps: int = 10_000, *, until: Watch | str | Callable[..., Any] | None = None
+    ) -> Recording | Stop | None:
+        """Step until nothing is left, a breakpoint is reached, or `max_steps`. Ctrl-C stops between steps.
+
+        `until` is a breakpoint for this call: a condition ("any preempted", "free blocks < 4", see `trace.watch`) or
+        a predicate. What is true already does not stop the run; its becoming true again does.
+
+        Returns:
+            The recording; with `until` the stop, None when the run ended or `max_steps` came first.
+
+        Raises:
+            WatchError: `until` cannot be read, or a predicate raised. Every step run is in the recording.
+        """
+        mine = None if until is None else self.breakpoints.add(until)
+        known = len(self.stops)
+        try:
+            for _ in range(max_steps):
+                if not self.advance():
+                    break
+        finally:
+            if mine is not None:
+                self.breakpoints.remove(mine)
+        if mine is None:
+            return self.recording
+        reached = self.stops[known:]
+        return next((stop for stop in reached if stop.watch is mine), reached[0] if reached else None)
+
+    def fork(self, step: int, **changes: Any) -> Branch:
+        """What would have happened from the end of `step` on with other settings, see `sim.fork`. The engine goes on
+        untouched: the branch runs without the model, each request with the length that it has had here.
+        """
+        return fork(self.recording, step, **changes)
+
+    def why(self, request_id: str) -> Report:
+        """Where a request's time went, whom it waited for, and what would have helped, see `sim.why`."""
+        return why(self.recording, request_id)
+
+    async def play(self, steps: int | None = None) -> bool:
+        """`await session.play()` in a cell: run `steps` steps, or until nothing is left, while the views follow.
+
+        Each step runs in a worker thread, so the notebook stays responsive, and Pause in any view works.
+
+        Returns:
+            Whether there may be more.
+        """
+        from pagedinfer.views.driver import drive
+
+        views = [view for view in self._views if hasattr(view, "follow")]
+        return await drive(self.advance, views, steps)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -103,10 +175,11 @@ class Session:
         return {rid: output.outputs[0].text for rid, output in self.outputs.items()}
 
     def view(self, **options: Any) -> Any:
-        """The live view: block map, timeline and memory, linked. `options` go to `views.EngineView`."""
+        """The live view, with a box for breakpoints. `options` go to `views.EngineView`."""
         from pagedinfer.views import EngineView
 
-        view = EngineView(self.recording, advance=self.advance, **options)
+        seams: dict[str, Any] = {"watch": self.breakpoints, "stops": self.stops}
+        view = EngineView(self.recording, advance=self.advance, **seams | options)
         self._views.add(view)
         return view
 

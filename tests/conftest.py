@@ -89,6 +89,27 @@ def simulated_run():
     return SimulatedRun
 
 
+@pytest.fixture(scope="session")
+def everything():
+    from made_films import everything
+
+    return everything()
+
+
+@pytest.fixture(scope="session")
+def huge_pool():
+    from made_films import huge_pool
+
+    return huge_pool
+
+
+@pytest.fixture(scope="session")
+def crowd():
+    from made_films import crowd
+
+    return crowd
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Tiny models gain nothing from more threads of torch's, and lose much on a busy machine."""

@@ -2,11 +2,15 @@
 
 import base64
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 
+from pagedinfer.errors import ConfigError
 from pagedinfer.views import describe, export_html
 from pagedinfer.views.assets import esm, style
+from pagedinfer.views.budget import budget_words
 from pagedinfer.views.film import film_of
 from pagedinfer.views.memory import memory_words
 
@@ -171,6 +175,7 @@ def test_a_click_on_a_block_lights_its_relatives_everywhere(open_view, exported,
 def test_a_click_in_the_timeline_selects_request_and_step(open_view, exported, recording):
     page, view = open_view(exported)
     row = view.locator(".pi-rows [data-request='R3']")
+    row.scroll_into_view_if_needed()
     box = row.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.3, box["y"] + 10)
     assert linked(view, "data-request") == ["R3"]
@@ -291,6 +296,154 @@ def test_a_big_pool_is_drawn_on_a_canvas(open_view, simulated_run, tmp_path, art
     assert_clean(page)
 
 
+@pytest.fixture(scope="module")
+def every_state(everything, tmp_path_factory):
+    return export_html(everything, tmp_path_factory.mktemp("page") / "states.html", step=1)
+
+
+def test_every_state_of_a_block_is_told_and_drawn(open_view, every_state, artifacts):
+    page, view = open_view(every_state)
+    states = view.locator(".pi-grid [data-block]").evaluate_all("nodes => nodes.map(n => n.dataset.state)")
+    expected = {0: "shared", 3: "used", 9: "used", 10: "reserved", 16: "pinned", 20: "cached", 5: "free"}
+    assert {block: states[block] for block in expected} == expected
+    expect(view.locator("[data-block='0']")).to_have_attribute("aria-label", "block 0, A, 4 of 4, 2 users")
+    expect(view.locator("[data-block='20']")).to_have_attribute(
+        "aria-label", "block 20, cached, idle: nobody uses it"
+    )
+    for explained in ("shared (× users)", "cached, idle", "reserved, unused"):
+        expect(view.locator(".pi-card-blocks .pi-legend")).to_contain_text(explained)
+    expect(view.locator(".pi-host")).to_have_text("Host memory holds 2 blocks: C 2")
+    expect(view.locator(".pi-card-queues .pi-sub")).to_have_text("3 running, 0 waiting, 1 swapped out")
+    expect(view.locator(".pi-waiting")).to_contain_text(["", "swapped out for B, which needs 2 blocks"])
+    parts = view.locator(".pi-memory [data-part]").evaluate_all("nodes => nodes.map(n => n.dataset.part)")
+    assert parts == ["live", "shared", "slack", "reserved", "cached"]
+    page.screenshot(path=artifacts / "views-states.png", full_page=True)
+    assert_clean(page)
+
+
+def test_a_shared_block_lights_its_owners_and_its_chain(open_view, every_state):
+    page, view = open_view(every_state)
+    view.locator(".pi-grid [data-block='1']").click()
+    assert linked(view, "data-request") == ["A", "B"]
+    assert linked(view, "data-block") == ["0", "1", "2", "3", "4"]
+    expect(view.locator(".pi-piece.is-linked")).to_have_count(2)
+    expect(view.locator(".pi-rows .is-linked")).to_have_count(2)
+    expect(view.locator(".pi-chip.is-linked")).to_have_count(2)
+    chained = view.locator("[data-chain].is-chained").evaluate_all(
+        "nodes => nodes.map(n => +n.dataset.chain)"
+    )
+    assert sorted(chained) == [0, 1, 2, 20, 21]
+    expect(view.locator(".pi-details")).to_contain_text("A and B")
+    expect(view.locator(".pi-details")).to_contain_text("key 2, after key 1")
+    page.keyboard.press("Escape")
+    view.locator("[data-chain='23']").focus()
+    page.keyboard.press("Enter")
+    expect(view.locator(".pi-grid [data-block='23']")).to_have_attribute("aria-pressed", "true")
+    expect(view.locator(".pi-details")).to_contain_text("cached, idle: nobody uses it")
+    assert_clean(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 480])
+def test_every_state_is_accessible(open_view, every_state, artifacts, scheme, width):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page, view = open_view(every_state, width=width, scheme=scheme)
+    view.locator(".pi-grid [data-block='1']").click()
+    page.screenshot(path=artifacts / f"views-states-{scheme}-{width}.png", full_page=True)
+    found = Axe().run(page, options={})
+    serious = [x["id"] for x in found.response["violations"] if x["impact"] in ("serious", "critical")]
+    assert not serious, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "no sideways scrolling"
+    assert page.evaluate(CLIPPED) == []
+    assert_clean(page)
+
+
+def test_the_budget_bar_holds_the_steps_tokens(open_view, exported, recording):
+    page, view = open_view(exported)
+    film = film_of(recording)
+    for step in range(0, recording.last_step + 1, 7):
+        view.get_by_role("slider", name="Step").fill(str(step))
+        at(view, step)
+        pieces = view.locator(".pi-piece").evaluate_all(
+            "nodes => nodes.map(n => [n.dataset.request, +n.dataset.tokens])"
+        )
+        assert dict(pieces) == recording.at(step).last.scheduled
+        said = view.locator(".pi-card-budget .pi-sub").inner_text()
+        assert said == budget_words(film.frame(step))
+    view.get_by_role("slider", name="Step").fill("20")
+    view.locator(".pi-piece").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert linked(view, "data-request") == [page.evaluate("document.activeElement.dataset.request")]
+    assert_clean(page)
+
+
+def test_stepping_does_not_move_the_panes(open_view, exported, recording):
+    page, view = open_view(exported)
+    tops = set()
+    for step in range(0, recording.last_step + 1, 5):
+        view.get_by_role("slider", name="Step").fill(str(step))
+        at(view, step)
+        tops.add(view.locator(".pi-card-timeline").bounding_box()["y"])
+    assert len(tops) == 1
+    assert_clean(page)
+
+
+def test_dragging_over_the_memory_chart_goes_along(open_view, exported):
+    page, view = open_view(exported)
+    chart = view.locator(".pi-memory")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 60)
+    page.mouse.down()
+    first = int(view.get_attribute("data-step"))
+    page.mouse.move(box["x"] + 400, box["y"] + 60, steps=5)
+    page.mouse.up()
+    assert int(view.get_attribute("data-step")) > first
+    assert_clean(page)
+
+
+def test_a_million_blocks_do_not_hang_the_page(open_view, huge_pool, tmp_path, artifacts):
+    page, view = open_view(export_html(huge_pool(1_000_000, 300_000), tmp_path / "huge.html", request="A"))
+    expect(view.locator(".pi-card-blocks .pi-sub").first).to_have_text(
+        "300,000 of 1,000,000 blocks in use, 16 tokens each; 512 blocks a cell, live slots in a cell: least 0 %, "
+        "mean 30 %, most 100 %"
+    )
+    spot = view.locator(".pi-spot")
+    spot.focus()
+    page.keyboard.press("ArrowDown")
+    first = int(spot.get_attribute("data-block"))
+    assert first % 512 == 0
+    assert spot.get_attribute("aria-label") == (
+        f"blocks {first} to {first + 511}: 100\u00a0% of token slots live, 512 in use"
+    )
+    page.keyboard.press("Enter")
+    expect(view.locator(".pi-details")).to_contain_text(f"block {first}")
+    page.screenshot(path=artifacts / "views-million-blocks.png", full_page=True)
+    assert_clean(page)
+
+
+def test_ten_thousand_steps_and_a_crowd_of_requests_stay_small_in_the_page(open_view, crowd, tmp_path):
+    page, view = open_view(export_html(crowd(10_000, 3_000), tmp_path / "long.html", step=0))
+    view.focus()
+    for key, step in (
+        ("End", 9_999),
+        ("Home", 0),
+        ("End", 9_999),
+        ("ArrowLeft", 9_998),
+        ("Shift+ArrowLeft", 9_988),
+    ):
+        page.keyboard.press(key)
+        at(view, step)
+    assert view.locator(".pi-rows .pi-row").count() <= 120, "rows that cannot be seen are not in the page"
+    expect(view.locator(".pi-card-timeline .pi-hint")).to_contain_text("more requests")
+    view.locator(".pi-slider").fill("5000")
+    at(view, 5_000)
+    assert view.locator("*").count() < 6_000
+    assert_clean(page)
+
+
 # -- live, on a model of our own: the browser's `ask` goes to the Python view, its answer comes back --------------
 
 HOST = """async ({ source, values, film }) => {
@@ -304,13 +457,13 @@ HOST = """async ({ source, values, film }) => {
     async save_changes() {
       const names = changed; changed = [];
       if (!names.includes('ask')) return;
-      const reply = await window.kernel(values.ask);
+      const reply = await window.kernel(values.ask, values.cursor);
       if (reply) window.receive(reply);
     },
   };
   window.receive = (reply) => {
     Object.assign(values, reply, { tail: bytes(reply.tail) });
-    ['tail', 'cursor', 'answer'].forEach(fire);
+    ['tail', 'breaks', 'cursor', 'answer'].forEach(fire);
   };
   const module = await import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })));
   window.cleanup = module.default.render({ model, el: document.getElementById('view') });
@@ -324,22 +477,40 @@ def live(new_page, simulated_run):
 
     def state(view):
         tail = base64.b64encode(bytes(view.tail)).decode()
-        return {"tail": tail, "answer": view.answer, "cursor": view.cursor}
+        return {"tail": tail, "answer": view.answer, "cursor": view.cursor, "breaks": view.breaks}
 
-    def start(advance=None, answers=True, **config):
+    def start(advance=None, answers=True, watch=None, **config):
         run = simulated_run(**config)
-        view = EngineView(run.recording, (lambda: advance(run)) if advance else run.advance)
+        watch = watch and watch(run)
+        stops = watch.stops if watch else ()
+        view = EngineView(
+            run.recording, (lambda: advance(run)) if advance else run.advance, watch=watch, stops=stops
+        )
+        if watch:
+            view._advance = watch.advance
         page = new_page()
         page.set_content(
             f"<!doctype html><html lang=en><style>{style()}</style><main><div id=view></div></main></html>"
         )
 
-        def kernel(ask):
+        def kernel(ask, cursor):
+            view.cursor = cursor
             view.ask = ask
             return state(view) if answers else None
 
         page.expose_function("kernel", kernel)
-        names = ("title", "panes", "live", "driving", "cursor", "selected", "answer", "ask")
+        names = (
+            "title",
+            "panes",
+            "live",
+            "driving",
+            "cursor",
+            "selected",
+            "answer",
+            "ask",
+            "watching",
+            "breaks",
+        )
         film = base64.b64encode(bytes(view.film)).decode()
         page.evaluate(
             HOST, {"source": esm(), "film": film, "values": {name: getattr(view, name) for name in names}}
@@ -427,4 +598,76 @@ def test_a_silent_kernel_is_called_disconnected(live):
     expect(shown.get_by_role("alert")).to_be_hidden()
     page.clock.fast_forward(6_000)
     expect(shown.get_by_role("alert")).to_contain_text("disconnected")
+    assert_clean(page)
+
+
+class Threshold:
+    """Stands for a session's breakpoints: "free < N" is all it can read."""
+
+    def __init__(self, run):
+        self.run, self.texts, self.stops = run, [], []
+
+    def add(self, text):
+        if not re.fullmatch(r"free < \d+", text):
+            raise ConfigError(f'"{text}" cannot be read: write "free < 4".')
+        self.texts.append(text)
+        return text
+
+    def remove(self, text):
+        self.texts.remove(text)
+
+    def __iter__(self):
+        return iter(self.texts)
+
+    def advance(self):
+        more, free = self.run.advance(), len(self.run.recording.at(-1).free)
+        for text in self.texts:
+            if free < int(text.split()[-1]):
+                cause = f"{free} blocks are free"
+                self.stops.append(SimpleNamespace(step=self.run.scheduler.step, cause=cause, watch=text))
+        return more and not (self.stops and self.stops[-1].step == self.run.scheduler.step)
+
+
+def test_a_condition_stops_the_run_and_is_marked(live, artifacts):
+    page, shown, run, _, _ = live(watch=Threshold, num_blocks=16, requests=10)
+    box = shown.get_by_label("Stop when", exact=True)
+    box.fill("free fewer than two")
+    box.press("Enter")
+    expect(shown.locator(".pi-wrong")).to_have_text('"free fewer than two" cannot be read: write "free < 4".')
+    expect(box).to_have_attribute("aria-invalid", "true")
+    box.fill("free < 4")
+    shown.get_by_role("button", name="Add").click()
+    expect(shown.locator(".pi-wrong")).to_be_hidden()
+    expect(shown.locator(".pi-break-list code")).to_have_text("free < 4")
+    expect(box).to_have_value("")
+    at(shown, 0)  # the keys in the box moved nothing
+    shown.get_by_label("Speed").select_option("100")
+    shown.get_by_role("button", name="Play").click()
+    expect(shown.locator(".pi-notice")).to_contain_text("Stopped at step")
+    step = run.scheduler.step
+    at(shown, step)
+    assert run.unfinished
+    free = len(run.recording.at(step).free)
+    expect(shown.locator(".pi-notice")).to_have_text(f"Stopped at step {step}: {free} blocks are free")
+    expect(shown.get_by_role("button", name="Play")).to_be_visible()
+    expect(shown.locator(".pi-axis [data-stop]")).to_have_attribute("data-stop", str(step))
+    expect(shown.locator(".pi-live-badge")).to_have_text("live")
+    page.screenshot(path=artifacts / "views-stopped.png", full_page=True)
+    shown.focus()
+    page.keyboard.press("Home")
+    expect(shown.locator(".pi-notice")).to_be_hidden()
+    shown.get_by_role("button", name="Next stop").click()
+    at(shown, step)
+    page.keyboard.press("Home")
+    shown.get_by_role("button", name="Play").click()
+    at(shown, step)  # playing what is known stops there, too
+    expect(shown.get_by_role("button", name="Play")).to_be_visible()
+    shown.get_by_role("button", name="Remove free < 4").click()
+    expect(shown.locator(".pi-break-list")).to_have_text("free < 4 1 stop×")  # it stays in the run's history
+    assert_clean(page)
+
+
+def test_without_anybody_to_ask_there_is_no_box(open_view, exported):
+    page, view = open_view(exported)
+    expect(view.locator(".pi-breaks")).to_be_hidden()
     assert_clean(page)

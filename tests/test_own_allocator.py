@@ -19,7 +19,7 @@ def with_rule(rule):
         manager.pool.eviction = rule
         return manager
 
-    return Engine(CONFIG, ShadowRunner(12, 4), allocator=allocator)
+    return Engine(CONFIG, ShadowRunner(12, 4), make_memory=allocator)
 
 
 def traffic(engine, seed=1, requests=40):
@@ -86,7 +86,7 @@ def test_a_contiguous_allocator_with_a_learners_fit():
     def allocator(config, bus):
         return ContiguousAllocator("first-fit", 12, 4, config.max_model_len, bus, fit=last_hole)
 
-    with Engine(config, ShadowRunner(12, 4), allocator=allocator) as engine, Session(engine) as session:
+    with Engine(config, ShadowRunner(12, 4), make_memory=allocator) as engine, Session(engine) as session:
         for length in (5, 9, 3):
             session.submit(
                 {"prompt_token_ids": list(range(length))}, SamplingParams(max_tokens=3, detokenize=False)

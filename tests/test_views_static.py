@@ -169,7 +169,7 @@ def test_a_static_view_steps_the_engine(simulated_run):
 
 def test_errors_are_sentences(recording):
     with pytest.raises(
-        ConfigError, match="panes=\\('maps',\\): name one or more of blocks, timeline, memory"
+        ConfigError, match="panes=\\('maps',\\): name one or more of blocks, budget, queues, timeline, memory"
     ):
         picture_svg(recording, panes=("maps",))
     with pytest.raises(RecordingError, match="No step 9999"):

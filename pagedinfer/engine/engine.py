@@ -33,7 +33,7 @@ from pagedinfer.errors import (
     PagedInferError,
     describe_error,
 )
-from pagedinfer.memory.make import MakeAllocator, make_allocator
+from pagedinfer.memory.make import MakeMemory, make_allocator
 from pagedinfer.randomness import mix
 from pagedinfer.trace.bus import EventBus
 from pagedinfer.trace.events import Error
@@ -67,7 +67,7 @@ class Engine(PoolControl):
         make_mask: MakeMask | None = None,
         drafter: Drafter | None = None,
         policy: Policy | None = None,
-        allocator: MakeAllocator = make_allocator,
+        make_memory: MakeMemory = make_allocator,
     ) -> None:
         """Make an engine.
 
@@ -75,12 +75,12 @@ class Engine(PoolControl):
         `wall_clock` only stamps events. `info` goes into recordings (model name, dtype, ...). `make_mask` makes the
         mask of one structured output; without it they are refused. `drafter` guesses tokens; the default looks for
         n-grams in the request's own text when `config.num_draft_tokens` asks for it. `policy` decides instead of
-        the one that `config` names; so does what `allocator(config, bus)` makes.
+        the one that `config` names, and `make_memory(config, bus)` makes the memory.
         """
         self.config = config
         self.runner = runner
         self.bus = EventBus(wall_clock)
-        self.scheduler = Scheduler(config, self.bus, policy, allocator)
+        self.scheduler = Scheduler(config, self.bus, policy, make_memory)
         self._tokenizer = tokenizer
         own = tokenizer.eos_token_ids if tokenizer is not None else ()
         self._eos_token_ids = tuple(sorted({*own, *eos_token_ids}))

@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pagedinfer.engine.plan import ScheduledRequest, StepPlan
+from pagedinfer.engine.open_plan import OpenPlan
+from pagedinfer.engine.plan import ScheduledRequest
 from pagedinfer.engine.request import Request, Status
 from pagedinfer.errors import OutOfBlocks
-from pagedinfer.memory.journal import Journal
 from pagedinfer.trace import events as ev
 
 if TYPE_CHECKING:
     from pagedinfer.engine.scheduler import Scheduler
 
-__all__ = ["OpenPlan", "Planner"]
-
-
-@dataclass(slots=True)
-class OpenPlan:
-    """A plan that is neither committed nor cancelled.
-
-    Attributes:
-        plan: what the runner gets.
-        journal: how to take it back.
-        touched: requests that it works on, or that lost their place in it; they do not end before it closes.
-        placed: the plan's requests by id.
-        budget: tokens left.
-        promised: blocks that running requests still need for tokens they have; None before anybody asked.
-        num_admitted: requests that joined the batch in it.
-        yielded: requests preempted for a more urgent one that waits; others preempted forbid admissions.
-    """
-
-    plan: StepPlan
-    journal: Journal = field(default_factory=Journal)
-    touched: set[str] = field(default_factory=set)
-    placed: dict[str, ScheduledRequest] = field(default_factory=dict)
-    budget: int = 0
-    promised: int | None = None
-    num_admitted: int = 0
-    yielded: set[str] = field(default_factory=set)
+__all__ = ["Planner"]
 
 
 class Planner:
@@ -75,9 +49,8 @@ class Planner:
         opened.plan.ops = self._blocks.take_ops()
         opened.plan.overwritten = self._blocks.take_overwritten()
         if any(op.kind == "move" for op in opened.plan.ops):
-            for (
-                item
-            ) in opened.plan.scheduled:  # a move replaces the table: older plans keep the one they know
+            # A move replaces the table: older plans keep the one they know.
+            for item in opened.plan.scheduled:
                 item.block_table = self._blocks.table(item.request_id)
         self._plan = None
 
@@ -196,7 +169,8 @@ class Planner:
             plan.reasons[rid] = why
             return False
         try:
-            self._blocks.allocate(rid, request.num_computed_tokens, max_total_tokens=request.max_total_tokens)
+            computed = request.num_computed_tokens
+            self._blocks.allocate(rid, computed, start=computed, max_total_tokens=request.max_total_tokens)
         except OutOfBlocks as error:
             plan.reasons[rid] = f"{error}, refused"
             return False

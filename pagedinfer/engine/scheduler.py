@@ -22,8 +22,9 @@ from pagedinfer.engine.admission import Admission
 from pagedinfer.engine.committer import Committer, Ends, Update, check_result
 from pagedinfer.engine.guard import Guard
 from pagedinfer.engine.look import SchedulerView
+from pagedinfer.engine.open_plan import OpenPlan
 from pagedinfer.engine.plan import StepPlan, StepResult
-from pagedinfer.engine.planner import OpenPlan, Planner
+from pagedinfer.engine.planner import Planner
 from pagedinfer.engine.policies import make_policy
 from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.queues import Queues
@@ -32,7 +33,7 @@ from pagedinfer.engine.waiting import WaitingQueue
 from pagedinfer.errors import RequestError, UnknownRequest, count
 from pagedinfer.memory.allocator import KVAllocator
 from pagedinfer.memory.keys import KeyTable
-from pagedinfer.memory.make import MakeAllocator, make_allocator
+from pagedinfer.memory.make import MakeMemory, make_allocator
 from pagedinfer.memory.ops import BlockOp
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -48,7 +49,7 @@ class Scheduler:
 
     Args:
         policy: decides instead of the one that `config` names.
-        allocator: makes what gives out memory, instead of the one that `config` names.
+        make_memory: makes the memory instead of what `config` names.
 
     Attributes:
         config: limits and pool size.
@@ -71,11 +72,11 @@ class Scheduler:
         config: EngineConfig,
         bus: EventBus | None = None,
         policy: Policy | None = None,
-        allocator: MakeAllocator = make_allocator,
+        make_memory: MakeMemory = make_allocator,
     ) -> None:
         self.config = config
         self.bus = bus or EventBus()
-        self.blocks: KVAllocator = allocator(config, self.bus)
+        self.blocks: KVAllocator = make_memory(config, self.bus)
         self.keys = KeyTable()
         policy = policy or make_policy(config)
         self.guard = Guard(policy, config, self.bus, SchedulerView(self))
@@ -204,6 +205,23 @@ class Scheduler:
             raise RequestError(f"Request {request_id!r} cannot be preempted: it must run, with no plan open.")
         with self._change():
             self.queues.preempt(request, mode, why)
+
+    def reconfigure(self, config: EngineConfig, policy: Policy | None, why: str) -> None:
+        """Go on with other limits and another policy, between two steps. The memory stays as it is.
+
+        Raises:
+            RequestError: a plan is open.
+        """
+        if self._open or self.is_changing:
+            raise RequestError("Settings cannot change while a step is open.")
+        policy = policy or make_policy(config)
+        self.config = config
+        self.guard = Guard(policy, config, self.bus, SchedulerView(self))
+        self.queues.reconfigure(config, WaitingQueue(self.guard.order, policy.moving_key))
+        self.admission = Admission(config, self.blocks, self.queues)
+        self.planner = Planner(self)
+        while len(self.running) > config.max_num_seqs:
+            self.preempt(self.running[-1].request_id, f"{why}: max_num_seqs is {config.max_num_seqs} now")
 
     # -- the plan -----------------------------------------------------------------------------------------------
 

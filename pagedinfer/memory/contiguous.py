@@ -173,7 +173,7 @@ class ContiguousAllocator(ExtentTables):
         Raises:
             OutOfBlocks: no hole is large enough (or the call was refused by fault injection).
         """
-        held = len(self._tables.get(rid, ()))
+        held = len(self.tables.get(rid, ()))
         size = self.reservation.rounded(num_tokens)
         if not held:
             size = self.reservation.size(num_tokens, max_total_tokens)
@@ -198,7 +198,7 @@ class ContiguousAllocator(ExtentTables):
 
     def _make_growable(self, rid: str, size: int) -> int:
         """See to it that the blocks behind the extent are free until it has `size`. Returns the first of them."""
-        table = self._tables[rid]
+        table = self.tables[rid]
         first, held = table[0], len(table)
         missing, why = size - held, f"{rid} grows to {count(size, 'block')}, the next ones are taken"
         if self.strategy.buddy or self._space.free_from(first + held) < missing:
@@ -211,7 +211,7 @@ class ContiguousAllocator(ExtentTables):
                 self._apply(sliding.make_room(self._space, self._extents(), rid, missing), why)
             else:
                 raise OutOfBlocks(size, self.num_free, self._shortage(size, held=held))
-        return self._tables[rid][0] + held
+        return self.tables[rid][0] + held
 
     def trim(self, rid: str, num_tokens: int) -> None:
         """Give back the blocks that `num_tokens` tokens do not need, unless they are reserved for later ones."""
@@ -280,7 +280,7 @@ class ContiguousAllocator(ExtentTables):
                 held,
                 num_blocks,
                 f"The pool cannot shrink from {self.num_blocks} to {count(num_blocks, 'block')}: {held} are held by "
-                f"{count(len(self._tables), 'request')} ({self.name}), which do not fit. Wait until some end, or "
+                f"{count(len(self.tables), 'request')} ({self.name}), which do not fit. Wait until some end, or "
                 "preempt them.",
             )
         return moves
@@ -296,7 +296,7 @@ class ContiguousAllocator(ExtentTables):
     def check(self) -> None:
         """Assert every invariant of the pool; in a buddy system extents are powers of two at multiples of them."""
         super().check()
-        for rid, table in self._tables.items() if self.strategy.buddy else ():
+        for rid, table in self.tables.items() if self.strategy.buddy else ():
             first, size = table[0], len(table)
             aligned = size == ex.power_of_two(size) and first % size == 0
             assert aligned, f"{rid} holds {size} blocks from {first}, no piece of a buddy system"

@@ -25,7 +25,7 @@ class ExtentTables:
         block_size: tokens per block.
         journal: where inverses of changes go while a plan is being made; None outside.
         ops: block operations asked for since the last `take_ops`.
-        tables: the block tables by request id; read-only.
+        tables: the block tables by request id, read-only for others.
     """
 
     def __init__(self, num_blocks: int, block_size: int, bus: EventBus) -> None:
@@ -35,8 +35,7 @@ class ExtentTables:
         self._bus = bus
         self._space = Extents(num_blocks)
         self._last = 0  # end of the extent that was placed last, for next-fit
-        self._tables: dict[str, list[int]] = {}
-        self.tables = self._tables
+        self.tables: dict[str, list[int]] = {}
         self._num_filled: dict[str, int] = {}  # blocks of each table that may hold tokens: what a move copies
         self.ops: list[BlockOp] = []
         self._given_up: set[int] = set()  # freed since the plan began
@@ -63,36 +62,40 @@ class ExtentTables:
         """Blocks that `num_tokens` tokens fill, the last one perhaps partly."""
         return -(-num_tokens // self.block_size)
 
-    def is_covered(self, rid: str, position: int) -> bool:
-        """False: `allocate` must hear of every position, so that moves know what to copy."""
-        return False
-
     def num_missing(self, rid: str, num_tokens: int) -> int:
         """Blocks to add so that the request's extent covers `num_tokens` tokens; 0 when it does already."""
-        return max(0, self.blocks_for(num_tokens) - len(self._tables.get(rid, ())))
+        return max(0, self.blocks_for(num_tokens) - len(self.tables.get(rid, ())))
 
     def table(self, rid: str, group: int = 0) -> list[int]:
         """The request's block table, its whole extent; read-only, empty when it holds nothing."""
-        return self._tables.get(rid, [])
+        return self.tables.get(rid, [])
+
+    def written(self, rid: str, num_tokens: int) -> list[int]:
+        """The blocks that hold the request's first `num_tokens` tokens."""
+        return self.tables.get(rid, [])[: self.blocks_for(num_tokens)]
 
     def ref_count(self, block_id: int) -> int:
         """1 for a block in an extent, 0 for a free one."""
         return 0 if self._space.free_from(block_id) else 1
 
+    def is_covered(self, rid: str, position: int) -> bool:
+        """Whether `position` is in a block that counts as filled: neither the table nor what moves copy will change."""
+        return position < self._num_filled.get(rid, 0) * self.block_size
+
     def num_freed_with(self, rid: str) -> int:
         """Blocks that nobody else holds: all of the request's extent."""
-        return len(self._tables.get(rid, ()))
+        return len(self.tables.get(rid, ()))
 
     def _extents(self) -> dict[str, Hole]:
         """Each request's extent: (first block, number of blocks)."""
-        return {rid: (table[0], len(table)) for rid, table in self._tables.items()}
+        return {rid: (table[0], len(table)) for rid, table in self.tables.items()}
 
     # -- changes ------------------------------------------------------------------------------------------------
 
     def _extend(self, rid: str, first: int, size: int) -> tuple[int, ...]:
         """Append free blocks to the request's extent, or begin it with them."""
         new = tuple(range(first, first + size))
-        table = self._tables.setdefault(rid, [])
+        table = self.tables.setdefault(rid, [])
         logical, last = len(table), self._last
         self._space.take(first, size)
         self._note_overwritten(new)
@@ -106,12 +109,12 @@ class ExtentTables:
         return new
 
     def _unextend(self, rid: str, first: int, size: int, last: int) -> None:
-        table = self._tables[rid]
+        table = self.tables[rid]
         del table[len(table) - size :]
         self._space.give(first, size)
         self._last = last
         if not table:
-            del self._tables[rid], self._num_filled[rid]
+            del self.tables[rid], self._num_filled[rid]
 
     def _fill(self, rid: str, num_blocks: int) -> None:
         """The request's first `num_blocks` blocks are about to hold tokens."""
@@ -127,11 +130,11 @@ class ExtentTables:
 
     def _move(self, rid: str, to: int, why: str) -> None:
         """Put the request's extent elsewhere; the two places may overlap, so the order of the copies matters."""
-        old = self._tables[rid]
+        old = self.tables[rid]
         first, size = old[0], len(old)
         self._space.give(first, size)
         self._space.take(to, size)
-        new = self._tables[rid] = list(range(to, to + size))
+        new = self.tables[rid] = list(range(to, to + size))
         self._note_overwritten(new)
         op = self._copies(rid, first, to)
         if op.pairs:
@@ -148,7 +151,7 @@ class ExtentTables:
 
     def _ops_of(self, moves: Moves) -> list[BlockOp]:
         """The copies of moves that are not made yet."""
-        at, ops = {rid: table[0] for rid, table in self._tables.items()}, []
+        at, ops = {rid: table[0] for rid, table in self.tables.items()}, []
         for rid, to in moves:
             ops.append(self._copies(rid, at[rid], to))
             at[rid] = to
@@ -157,16 +160,16 @@ class ExtentTables:
     def _unmove(self, rid: str, old: list[int], new: list[int], op: BlockOp) -> None:
         if self.ops and self.ops[-1] is op:
             self.ops.pop()
-        if self._tables.get(rid) is new:  # otherwise it ended while the plan was open
+        if self.tables.get(rid) is new:  # otherwise it ended while the plan was open
             size = len(new)  # less when guessed tokens were given back meanwhile
             self._space.give(new[0], size)
             self._space.take(old[0], size)
             del old[size:]
-            self._tables[rid] = old
+            self.tables[rid] = old
 
     def _cut(self, rid: str, keep: int) -> None:
         """Give back all but the extent's first `keep` blocks."""
-        table = self._tables.get(rid, [])
+        table = self.tables.get(rid, [])
         gone = tuple(table[keep:])
         if not gone:
             return
@@ -176,7 +179,7 @@ class ExtentTables:
         self._note_given_up(gone)
         self._num_filled[rid] = min(filled, keep)
         if not table:
-            del self._tables[rid], self._num_filled[rid]
+            del self.tables[rid], self._num_filled[rid]
         if self.journal is not None:
             self.journal.record(lambda: self._uncut(rid, table, gone, filled))
         if self._bus.subs:
@@ -185,11 +188,11 @@ class ExtentTables:
     def _uncut(self, rid: str, table: list[int], gone: tuple[int, ...], filled: int) -> None:
         self._space.take(gone[0], len(gone))
         table.extend(gone)
-        self._tables[rid], self._num_filled[rid] = table, filled
+        self.tables[rid], self._num_filled[rid] = table, filled
 
     def free(self, rid: str, why: str) -> tuple[int, ...]:
         """Take the request's extent back. Returns its blocks, the last first."""
-        table = self._tables.pop(rid, None)
+        table = self.tables.pop(rid, None)
         if table is None:
             return ()
         filled = self._num_filled.pop(rid)
@@ -204,7 +207,7 @@ class ExtentTables:
 
     def _unfree(self, rid: str, table: list[int], filled: int) -> None:
         self._space.take(table[0], len(table))
-        self._tables[rid], self._num_filled[rid] = table, filled
+        self.tables[rid], self._num_filled[rid] = table, filled
 
     # -- what a cancel wants back -------------------------------------------------------------------------------
 
@@ -232,9 +235,9 @@ class ExtentTables:
 
     def snapshot(self) -> dict[str, object]:
         """Tables, ref counts above 0 and the free blocks by address, as plain data."""
-        held = sorted(block_id for table in self._tables.values() for block_id in table)
+        held = sorted(block_id for table in self.tables.values() for block_id in table)
         return {
-            "block_tables": {rid: list(table) for rid, table in self._tables.items()},
+            "block_tables": {rid: list(table) for rid, table in self.tables.items()},
             "ref_counts": {str(block_id): 1 for block_id in held},
             "free": self._space.free_ids(),
         }
@@ -247,7 +250,7 @@ class ExtentTables:
         self._space.check()
         assert self._space.num_blocks == self.num_blocks, "the pool and its address space differ in size"
         seen = dict.fromkeys(self._space.free_ids(), "")
-        for rid, table in self._tables.items():
+        for rid, table in self.tables.items():
             assert table, f"{rid} has an empty block table"
             first, size = table[0], len(table)
             assert table == list(range(first, first + size)), f"{rid} is not contiguous: {table}"
@@ -258,4 +261,4 @@ class ExtentTables:
         assert seen.keys() == set(range(self.num_blocks)), (
             "a block is neither free nor held, or beyond the pool"
         )
-        assert self._num_filled.keys() == self._tables.keys(), "a request that has ended is remembered"
+        assert self._num_filled.keys() == self.tables.keys(), "a request that has ended is remembered"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.trace.breakpoints import hits
 from pagedinfer.trace.events import (
     SCHEMA,
     Error,
@@ -23,6 +24,7 @@ from pagedinfer.trace.events import (
 from pagedinfer.trace.perfetto import to_perfetto
 from pagedinfer.trace.replay import State
 from pagedinfer.trace.tables import Table, block_table, event_table, request_table, step_table
+from pagedinfer.trace.watch import Stop, Watch
 
 __all__ = ["Recording", "RecordingError"]
 
@@ -152,6 +154,18 @@ class Recording:
             for event in self.step_events(step):
                 state.apply(event)
             yield state
+
+    def find(self, what: Watch | str | Callable[..., Any], start: int = 0) -> int | None:
+        """The first step from `start` on at which a condition fires ("r3 preempted", `trace.watch`), None if none.
+
+        Raises:
+            WatchError: the condition cannot be read, or the predicate raised.
+        """
+        return next((stop.step for stop in hits(self, what, start)), None)
+
+    def find_all(self, what: Watch | str | Callable[..., Any], start: int = 0) -> list[Stop]:
+        """Every step from `start` on at which a condition fires, each with its cause."""
+        return list(hits(self, what, start))
 
     def _check_step(self, step: int) -> None:
         if not self.events:

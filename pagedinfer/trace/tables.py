@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedinfer.trace import data_frames
 from pagedinfer.trace import events as ev
+from pagedinfer.trace.metrics import Life, kept_events, lives
 
 if TYPE_CHECKING:
     from pagedinfer.trace.recording import Recording
@@ -153,52 +154,20 @@ def request_table(recording: Recording) -> Table:
     `tpot_steps` is the mean gap between tokens after the first; times in seconds (`ttft_s`, `tpot_s`) are there
     when the recording has wall time, None otherwise.
     """
-    rows: list[dict[str, Any]] = []
-    live: dict[str, dict[str, Any]] = {}
-    times: dict[str, list[float | None]] = {}
-    cancelled = _cancelled_events(recording)
     names = [
         "request", "prompt_tokens", "output_tokens", "submitted", "admitted", "first_token", "finished",
         "preemptions", "ttft_steps", "tpot_steps", "ttft_s", "tpot_s", "finish_reason",
     ]  # fmt: skip
-    for event in recording.events:
-        if id(event) in cancelled:
-            continue
-        if isinstance(event, ev.Submit):
-            row: dict[str, Any] = dict.fromkeys(names)
-            live[event.rid] = row
-            row |= {"request": event.rid, "prompt_tokens": event.num_prompt_tokens, "output_tokens": 0}
-            row |= {"submitted": event.step, "preemptions": 0}
-            rows.append(row)
-            times[event.rid] = [event.t]
-        elif isinstance(event, ev.Commit):
-            for rid, n in event.tokens.items():
-                if rid in live:
-                    _count_tokens(live[rid], times[rid], n, event)
-        elif isinstance(event, ev.Admit | ev.Preempt | ev.Finish) and event.rid in live:
-            row = live[event.rid]
-            if isinstance(event, ev.Admit):
-                row["admitted"] = event.step
-            elif isinstance(event, ev.Preempt):
-                row["preemptions"] += 1
-            else:
-                row |= {"finished": event.step, "finish_reason": event.why}
-    return _columns(rows, names)
+    return _columns([dict(zip(names, _request_row(life), strict=True)) for life in lives(recording)], names)
 
 
-def _count_tokens(row: dict[str, Any], times: list[float | None], n: int, event: ev.Commit) -> None:
-    """Add a step's tokens to a request's row; `times` holds wall time of submission, first and newest token."""
-    if row["first_token"] is None:
-        row["first_token"], row["ttft_steps"] = event.step, event.step - row["submitted"]
-        times.append(event.t)
-        if times[0] is not None and event.t is not None:
-            row["ttft_s"] = event.t - times[0]
-    row["output_tokens"] += n
-    gaps = row["output_tokens"] - 1
-    if gaps > 0:
-        row["tpot_steps"] = (event.step - row["first_token"]) / gaps
-        if times[1] is not None and event.t is not None:
-            row["tpot_s"] = (event.t - times[1]) / gaps
+def _request_row(life: Life) -> tuple[Any, ...]:
+    steps, seconds = life.steps, life.seconds
+    return (
+        life.rid, life.num_prompt_tokens, life.num_output_tokens, steps.submitted, steps.admitted,
+        steps.tokens[0] if steps.tokens else None, steps.finished, life.num_preemptions, steps.ttft, steps.tpot,
+        seconds.ttft, seconds.tpot, life.finish_reason,
+    )  # fmt: skip
 
 
 def block_table(recording: Recording) -> Table:
@@ -206,10 +175,7 @@ def block_table(recording: Recording) -> Table:
     rows: list[dict[str, Any]] = []
     held: dict[int, dict[str, Any]] = {}
     names = ["block", "request", "logical", "allocated", "freed", "why"]
-    cancelled = _cancelled_events(recording)
-    for event in recording.events:
-        if id(event) in cancelled:
-            continue
+    for event in kept_events(recording.events):
         if isinstance(event, ev.Alloc):
             for logical, block_id in enumerate(event.pblks, event.first):
                 row = dict(zip(names, (block_id, event.rid, logical, event.step, None, None), strict=True))
@@ -231,21 +197,3 @@ def event_table(recording: Recording) -> Table:
         row = {"seq": number, "step": step, "t": event.t, "kind": kind, "request": own.pop("rid", None)}
         rows.append(row | {"fields": ev.json_line(own)})
     return _columns(rows, ["seq", "step", "t", "kind", "request", "fields"])
-
-
-def _cancelled_events(recording: Recording) -> set[int]:
-    """Identities of the events of plans that were cancelled: they changed nothing in the end."""
-    gone: set[int] = set()
-    open_plans: list[list[ev.Event]] = []
-    for event in recording.events:
-        if isinstance(event, ev.Step):
-            open_plans.append([event])
-        elif isinstance(event, ev.Commit) and open_plans:
-            open_plans.pop(0)
-        elif isinstance(event, ev.Cancel) and open_plans:
-            gone.update(map(id, open_plans.pop()))
-        elif isinstance(event, ev.Free) and event.why == "finish":
-            continue  # an end is no part of a plan
-        elif open_plans and isinstance(event, ev.Admit | ev.Resume | ev.Alloc | ev.Free | ev.Preempt):
-            open_plans[-1].append(event)
-    return gone

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pagedinfer.trace.measures import external_fragmentation, free_extents, slots_of
+
 if TYPE_CHECKING:
     from pagedinfer.trace.replay import State
 
@@ -22,44 +24,24 @@ def usage(state: State) -> dict[str, int | float]:
     `kv_usage` is the share of the pool in use, cached blocks counted as free. `kv_waste` = 1 - live slots / allocated
     slots, where cached blocks count as allocated. `external_fragmentation` = 1 - largest free extent / free space.
     """
-    size = state.block_size
-    slots: dict[int, int] = {}
-    logical = 0
+    size, idle = state.block_size, sum(1 for block_id in state.cached if block_id not in state.ref_counts)
+    tables, written = {}, {}
     for rid, request in state.requests.items():
-        fill = state.fill(rid)
-        for table in request.tables():
-            for logical_block, block_id in enumerate(table):
-                if block_id >= 0:
-                    tokens = fill[logical_block]
-                    logical += tokens
-                    slots[block_id] = max(tokens, slots.get(block_id, 0))
-    live = sum(slots.values())
-    shared = sum(tokens for block_id, tokens in slots.items() if state.ref_counts[block_id] > 1)
-    reserved = sum(size for tokens in slots.values() if not tokens)
-    used = len(state.ref_counts)
-    idle = sum(1 for block_id in state.cached if block_id not in state.ref_counts)
-    allocated = (used + idle) * size
+        for group, table in enumerate(request.tables()):
+            tables[rid, group] = table
+            written[rid, group] = request.num_computed_tokens
+    slots = slots_of(tables, written, size, idle)
+    paged = state.config.get("allocator", "paged") == "paged"  # where any free block is as good as another
     return {
-        "live_slots": live,
-        "shared_slots": shared,
-        "cached_slots": idle * size,
-        "tail_slack_slots": used * size - live - reserved,
-        "reserved_slots": reserved,
+        "live_slots": slots.live,
+        "shared_slots": slots.shared,
+        "cached_slots": slots.cached_idle,
+        "tail_slack_slots": slots.tail_slack,
+        "reserved_slots": slots.reserved,
         "free_slots": (len(state.free) - idle) * size,
-        "logical_tokens": logical,
-        "sharing_ratio": logical / live if live else 1.0,
-        "kv_usage": used / state.num_blocks if state.num_blocks else 0.0,
-        "kv_waste": 1 - live / allocated if allocated else 0.0,
-        "external_fragmentation": _external_fragmentation(state),
+        "logical_tokens": slots.logical,
+        "sharing_ratio": slots.sharing_ratio,
+        "kv_usage": len(state.ref_counts) / state.num_blocks if state.num_blocks else 0.0,
+        "kv_waste": slots.kv_waste,
+        "external_fragmentation": 0.0 if paged else external_fragmentation(free_extents(state.free)),
     }
-
-
-def _external_fragmentation(state: State) -> float:
-    """0 for paged memory, where any free block is as good as another."""
-    if state.config.get("allocator", "paged") == "paged" or not len(state.free):
-        return 0.0
-    largest = run = 0
-    for block_id in range(state.num_blocks):
-        run = run + 1 if block_id in state.free else 0
-        largest = max(largest, run)
-    return 1 - largest / len(state.free)

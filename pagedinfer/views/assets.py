@@ -9,7 +9,10 @@ from pagedinfer.views.palette import css
 
 __all__ = ["esm", "read_static", "style"]
 
-SCRIPTS = ("film", "dom", "words", "blocks", "timeline", "memory", "details", "controls", "view")
+SCRIPTS = (
+    "film", "dom", "words", "blocks", "cells", "canvas", "density", "queues", "budget", "timeline", "memory", "chains",
+    "details", "controls", "breaks", "view",
+)  # fmt: skip
 """Files of `static/`, in the order of reading; they share one module scope."""
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Iterable
 from typing import Any
 
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording
-from pagedinfer.trace.replay import State
+from pagedinfer.trace.replay import RequestState, State
 from pagedinfer.views.frame import (
     DECODE,
     GONE,
@@ -15,18 +15,25 @@ from pagedinfer.views.frame import (
     PREEMPTED,
     PREFILL,
     STATUSES,
+    SWAPPED,
     WAITING,
     Frame,
     Lane,
     Line,
     Row,
+    expected,
 )
+from pagedinfer.views.pool import Pool, equal_start
 from pagedinfer.views.sentences import short_label, step_sentence
+from pagedinfer.views.touched import Touched
 
 __all__ = ["Camera"]
 
 NEW = Row(-1)
 """Stands for the row of a request that was not there in the step before."""
+
+RESTS = {"waiting": WAITING, "preempted": PREEMPTED, "swapped": SWAPPED}
+"""What a request without tokens did, by its status; HELD where none of these."""
 
 CANCELLED = "the plan was cancelled"
 
@@ -35,10 +42,11 @@ class Camera:
     """Folds events and writes a line per step: the difference between the frame before and the state now.
 
     The newest line is written again whenever events come in, because what comes in before the next plan belongs to it.
+    Only requests and blocks that events named since the line before are looked at.
 
     Attributes:
         lanes, lines, texts: what the film consists of.
-        state: the state after the last event.
+        state: the state after the last event. num_blocks: the most blocks the pool has had.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -47,13 +55,23 @@ class Camera:
         self.lines: list[Line] = []
         self.texts: list[str] = []
         self.state = State()
+        self.num_blocks = 0
         self.lane_of: dict[str, int] = {}
         self._events = recording.events
         self._num_read = 0
         self._base, self._base_texts, self._base_lanes = Frame(), 0, 0  # as of the step before the newest
+        self._pool = Pool(1)
+        self._parents: dict[
+            int, int
+        ] = {}  # key of a cached block -> the key before it, -1 at a prompt's start
         self._notes: list[tuple[str, int, str]] = []
-        self._plan: dict[int, tuple[int, int]] = {}  # lane -> (start, tokens) of the newest plan
+        self._plan: dict[
+            int, tuple[int, int, int]
+        ] = {}  # lane -> (start, tokens, tokens known) of the newest plan
         self._plan_lanes = self._plan_notes = 0  # lanes and notes there were when it was made
+        self._excused: set[int] = set()  # lanes with a reason of their own in the step before
+        self._planned: set[int] = set()  # lanes with tokens in the step before
+        self._touched = Touched()
 
     def update(self) -> int:
         """Take in what the recording has got since. Returns the first step whose line is new or changed."""
@@ -70,11 +88,16 @@ class Camera:
                 self._close_step()
                 step += 1
             self._num_read += 1
+            self._touched.note(event, self.lane_of, self._everybody)
             self._note_before(event)
             self.state.apply(event)
+            self.num_blocks = max(self.num_blocks, self.state.num_blocks)
             self._note_after(event)
         self._add_line(step)
         return max(newest, self.first_step)
+
+    def _everybody(self) -> Iterable[int]:
+        return [*self._base.rows, *range(self._base_lanes, len(self.lanes))]
 
     def _drop_newest(self) -> None:
         """The newest step may still change, by what comes in before the next plan: its line is made again."""
@@ -82,10 +105,17 @@ class Camera:
         del self.texts[self._base_texts :]
 
     def _close_step(self) -> None:
-        self._base.apply(self.lines[-1], self.texts)
+        line = self.lines[-1]
+        self._base.apply_changes(line, self.texts)
         self._base_texts, self._base_lanes = len(self.texts), len(self.lanes)
+        self._excused -= set(line.get("gone", ()))
+        for key, text in line.get("w", {}).items():
+            (self._excused.discard if text < 0 else self._excused.add)(int(key))
+        self._planned = set(self._plan)
         self._notes, self._plan = [], {}
         self._plan_lanes = self._plan_notes = 0
+        self._touched = Touched()
+        self._pool.touched.clear()
 
     def _note_before(self, event: ev.Event) -> None:
         lane = self.lane_of.get(getattr(event, "rid", ""), -1)
@@ -110,63 +140,49 @@ class Camera:
 
     def _note_after(self, event: ev.Event) -> None:
         match event:
-            case ev.Submit():
+            case ev.Meta():
+                self._pool = Pool(self.state.block_size)
+            case ev.Submit() | ev.Fork():
                 self._add_lane(event.rid)
             case ev.Keyframe():
+                self._touched.blocks.update(self.state.cached, self.state.ref_counts)
                 for rid in sorted(self.state.requests, key=lambda r: self.state.requests[r].arrival):
                     self._add_lane(rid)
             case ev.Step():
                 self._plan_lanes, self._plan_notes = len(self.lanes), len(self._notes)
                 self._plan = {}
                 for rid, n in event.scheduled.items():
-                    self._plan[self.lane_of[rid]] = (self.state.requests[rid].num_computed_tokens - n, n)
+                    request = self.state.requests[rid]
+                    self._plan[self.lane_of[rid]] = (request.num_computed_tokens - n, n, request.num_tokens)
 
     def _add_lane(self, rid: str) -> None:
         number = self.lane_of[rid] = len(self.lanes)
         self.lanes.append(
             Lane(number, rid, short_label(rid, number), self.state.requests[rid].num_prompt_tokens)
         )
+        self._touched.moved.add(number)
 
     # -- one line: the difference between the frame before and the state now ------------------------------------
 
     def _add_line(self, step: int) -> None:
         state, base = self.state, self._base
-        usage = state.usage()
-        live = {self.lane_of[rid]: request for rid, request in state.requests.items()}
-        names = ("live_slots", "tail_slack_slots", "free_slots")
-        line: Line = {
-            "s": step,
-            "b": state.last.budget,
-            "m": [*(usage[n] for n in names), len(state.ref_counts)],
-        }
-        changes: Line = {
-            "r": {},
-            "t": {},
-            "c": {},
-            "n": {str(k): n for k, (_, n) in self._plan.items()},
-            "w": {},
-        }
+        changes: Line = {key: {} for key in "rtgocnw"}
         changes["new"] = [[a.rid, a.label, a.num_prompt_tokens] for a in self.lanes[self._base_lanes :]]
-        changes["gone"] = [lane for lane in base.rows if lane not in live]
+        lanes = sorted(self._touched.moved | self._touched.counted)
+        live = {lane: state.requests[rid] for lane in lanes if (rid := self._rid(lane))}
+        changes["gone"] = [lane for lane in lanes if lane in base.rows and lane not in live]
+        for lane in self._touched.moved - live.keys():
+            for holder in self._holders(lane):
+                self._pool.hold(holder, (), 0)
         for lane, request in live.items():
-            row = base.rows.get(lane, NEW)
-            now = (request.num_tokens, request.num_computed_tokens, request.status)
-            if row is NEW or now != (row.num_tokens, row.num_computed_tokens, row.status):
-                changes["r"][str(lane)] = [*now[:2], STATUSES.index(request.status)]
-            if (table := request.block_table) != (old := row.block_table):
-                keep = next((i for i, (a, b) in enumerate(zip(old, table, strict=False)) if a != b), None)
-                keep = min(len(old), len(table)) if keep is None else keep
-                changes["t"][str(lane)] = [keep, table[keep:]]
-            if (why := self._own_why(lane, request.status)) != row.own_why:
-                changes["w"][str(lane)] = self._text(why) if why else -1
+            self._add_request(changes, lane, request)
+        self._add_causes(changes)
+        self._add_blocks(changes)
+        line: Line = {"s": step, "b": state.last.budget, "m": self._memory()}
         if (behind := self._behind()) != base.behind:
             line["h"] = self._text(behind) if behind else -1
-        for lane in live.keys() | base.did.keys() | self._plan.keys():
-            if (did := self._did(lane, live.keys())) != base.did.get(lane, GONE):
-                changes["c"][str(lane)] = did
-        queues = [[self.lane_of[rid] for rid in queue] for queue in (state.running, state.waiting)]
-        if queues != [base.running, base.waiting]:
-            changes["q"] = [queue_change(base.running, queues[0]), queue_change(base.waiting, queues[1])]
+        if self._touched.queues:
+            self._add_queues(changes)
         changes["e"] = [[kind, lane, self._text(text)] for kind, lane, text in self._notes]
         changes["x"] = self.texts[self._base_texts :]
         line |= {key: value for key, value in changes.items() if value}
@@ -174,8 +190,99 @@ class Camera:
                                     state.last.budget, self._notes, self.lanes)  # fmt: skip
         self.lines.append(line)
 
+    def _rid(self, lane: int) -> str:
+        """The id of the live request that this lane is of, "" when it has none (any more)."""
+        rid = self.lanes[lane].rid
+        return rid if self.lane_of[rid] == lane and rid in self.state.requests else ""
+
+    def _add_request(self, changes: Line, lane: int, request: RequestState) -> None:
+        """How the request differs from the step before: counts, table, host slots."""
+        row = self._base.rows.get(lane, NEW)
+        now = (request.num_tokens, request.num_computed_tokens, request.status)
+        counts = expected(row, self._plan[lane][1] if lane in self._plan else 0)
+        if row is NEW or now != (*counts, row.status):
+            changes["r"][str(lane)] = [*now[:2], STATUSES.index(request.status)]
+        holders = self._holders(lane)
+        if lane not in self._touched.moved:
+            for holder in holders:
+                self._pool.compute(holder, request.num_computed_tokens)
+            return
+        for holder, table in zip(holders, request.tables(), strict=True):
+            self._pool.hold(holder, table, request.num_computed_tokens)
+        if request.block_table != row.block_table:
+            keep = equal_start(row.block_table, request.block_table)
+            changes["t"][str(lane)] = [keep, request.block_table[keep:]]
+        if any(request.group_tables) and request.group_tables != row.more:
+            changes["g"][str(lane)] = [list(table) for table in request.group_tables]
+        elif any(row.more) and not any(request.group_tables):
+            changes["g"][str(lane)] = []
+        host = list(self.state.host_tables.get(request.rid, ()))
+        if host != row.host:
+            changes["o"][str(lane)] = host
+
+    def _holders(self, lane: int) -> list[int | tuple[int, int]]:
+        """The lane's table in each group, as the pool knows it."""
+        return [lane, *((lane, group) for group in range(1, self.state.num_groups))]
+
+    def _add_causes(self, changes: Line) -> None:
+        """What each did, and why it got no tokens, where that changed."""
+        state, base = self.state, self._base
+        named = {self.lane_of[rid] for rid in state.last.reasons if rid in self.lane_of}
+        lanes = self._touched.moved | self._touched.counted | self._planned | self._plan.keys()
+        lanes |= self._excused | named
+        if state.last.cancelled or base.behind == CANCELLED:
+            lanes |= {self.lane_of[rid] for rid in state.running}
+        for lane in sorted(lanes):
+            rid = self._rid(lane)
+            did = self._did(lane, rid)
+            if lane in self._plan and (did == PREFILL or self._plan[lane][1] != 1):
+                changes["n"][str(lane)] = self._plan[lane][1]
+            if did != base.did.get(lane, GONE):
+                changes["c"][str(lane)] = did
+            if rid and (why := self._own_why(lane, rid)) != base.rows.get(lane, NEW).own_why:
+                changes["w"][str(lane)] = self._text(why) if why else -1
+
+    def _add_blocks(self, changes: Line) -> None:
+        """What the prefix cache knows and who uses blocks beside the tables, where that changed."""
+        state = self.state
+        base, holders, counts = self._base, self._pool.holders, state.ref_counts
+        changes["k"], changes["u"], changes["i"] = [], [], []
+        for block_id in sorted(self._touched.blocks | self._pool.touched):
+            count, known = counts.get(block_id, 0), state.cached.get(block_id)
+            pins = count - len(holders.get(block_id, ()))
+            now = known and (self._key(*known), self._key(known[0], state.parents[known[1]]))
+            if now != base.cached.get(block_id):
+                changes["u" if now is None else "k"].append(block_id if now is None else [block_id, *now])
+            if pins != base.pins.get(block_id, 0):
+                changes["i"].append([block_id, pins])
+            if pins != self._pool.pins.get(block_id, 0):
+                self._pool.pin(block_id, pins)
+            self._pool.mark(block_id, known is not None and not count)
+
+    def _key(self, group: int, key: int) -> int:
+        """The key id as a film has it: groups have keys of their own."""
+        return key if key < 0 else key * self.state.num_groups + group
+
+    def _add_queues(self, changes: Line) -> None:
+        state, base = self.state, self._base
+        now = [
+            [self.lane_of[rid] for rid in queue] for queue in (state.running, state.waiting, state.swapped)
+        ]
+        before = [base.running, base.waiting, base.swapped]
+        if now != before:
+            changes["q"] = [queue_change(old, new) for old, new in zip(before, now, strict=True)]
+
+    def _memory(self) -> list[int]:
+        """The pool's accounts; what is 0 at the end is left out, but for the first four."""
+        state = self.state
+        host = sum(map(len, state.host_tables.values()))
+        memory = list(self._pool.memory(state.num_blocks, len(state.ref_counts), host))
+        while len(memory) > 4 and not memory[-1]:
+            memory.pop()
+        return memory
+
     def _num_planned(self) -> int:
-        return sum(n for _, n in self._plan.values())
+        return sum(n for _, n, _ in self._plan.values())
 
     def _text(self, text: str) -> int:
         try:
@@ -184,19 +291,17 @@ class Camera:
             self.texts.append(text)
             return len(self.texts) - 1
 
-    def _did(self, lane: int, live: Container[int]) -> int:
+    def _did(self, lane: int, rid: str) -> int:
         if lane in self._plan:
-            start, n = self._plan[lane]
-            return PREFILL if n > 1 or start < self.lanes[lane].num_prompt_tokens else DECODE
-        if lane not in live:
+            start, _, known = self._plan[lane]
+            return PREFILL if start < max(self.lanes[lane].num_prompt_tokens, known - 1) else DECODE
+        if not rid:
             return GONE
-        return {"waiting": WAITING, "preempted": PREEMPTED}.get(
-            self.state.requests[self.lanes[lane].rid].status, HELD
-        )
+        return RESTS.get(self.state.requests[rid].status, HELD)
 
-    def _own_why(self, lane: int, status: str) -> str:
+    def _own_why(self, lane: int, rid: str) -> str:
         """Why this very request got no tokens in the newest plan; "" if it got some, or waits as `_behind` says."""
-        rid, state = self.lanes[lane].rid, self.state
+        state = self.state
         if lane in self._plan:
             return ""
         if rid in state.last.reasons:
@@ -207,7 +312,7 @@ class Camera:
             return (
                 "came after this step was planned" if state.step > self.first_step else "no step planned yet"
             )
-        return CANCELLED if state.last.cancelled and status == "running" else ""
+        return CANCELLED if state.last.cancelled and state.requests[rid].status == "running" else ""
 
     def _behind(self) -> str:
         """Why those in the queue wait that have no reason of their own: one sentence for all, however many."""

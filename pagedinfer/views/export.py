@@ -12,6 +12,7 @@ from pathlib import Path
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, read_static, style
 from pagedinfer.views.film import film_of
+from pagedinfer.views.frame import Frame
 from pagedinfer.views.picture import PANES, check_panes, picture_svg
 
 __all__ = ["export_html"]
@@ -89,7 +90,7 @@ def export_html(
     step = film.clamp(fullest if step is None else step)
     model = {
         "title": title, "panes": list(check_panes(panes)), "live": False, "driving": False, "cursor": step,
-        "selected": {"request": request} if request else {}, "answer": {}, "ask": {},
+        "selected": {"request": request} if request else {}, "answer": {}, "ask": {}, "watching": False, "breaks": [],
     }  # fmt: skip
     data = json.dumps({"model": model, "film": base64.b64encode(film.encode()).decode()}).replace(
         "<", "\\u003c"
@@ -110,7 +111,10 @@ def export_html(
 def _own_summary(recording: Recording) -> dict[str, str]:
     film = film_of(recording)
     steps = film.last_step - film.first_step
-    tokens = sum(sum(line.get("n", {}).values()) for line in film.lines)
+    frame, tokens = Frame(), 0
+    for line in film.lines:
+        frame.apply_changes(line, film.texts)
+        tokens += sum(frame.tokens(line).values())
     lost = sum(kind == "preempted" for line in film.lines for kind, _, _ in line.get("e", ()))
     return {
         "requests": str(len(film.lanes)), "steps": str(steps), "tokens computed": f"{tokens:,}",

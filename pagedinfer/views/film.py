@@ -8,7 +8,6 @@ Size grows with what happens, not with the pool.
 from __future__ import annotations
 
 import threading
-from copy import deepcopy
 from operator import index
 from weakref import WeakKeyDictionary
 
@@ -26,12 +25,15 @@ class Film:
     """The lines of a recording, kept up to date by `update`.
 
     Keys of a line (all but s, b, m, say only when there is something): `s` step, `b` token budget, `m` memory
-    (`Frame.memory`), `say` sentence, `x` texts added to the film's list, `new` lanes added (rid, label, prompt
-    tokens), `gone` lanes that left, `r` lane -> (num_tokens, num_computed_tokens, status), `t` lane -> (blocks kept,
-    blocks added), `c` lane -> what it did, where that changed, `n` lane -> tokens computed, `w` lane -> text why this
-    one waits, where that changed (-1: no reason of its own), `h` text why the others in the queue wait, where that
-    changed (-1: none), `q` changes of (running, waiting), each (lanes out, (position, lane) in), `e` notes (kind,
-    lane, text). Lanes and texts are numbers. So a line grows with what happens, not with who waits.
+    (`Memory`, zeros at the end left out), `say` sentence, `x` texts added to the film's list, `new` lanes added
+    (rid, label, prompt tokens), `gone` lanes that left, `r` lane -> (num_tokens, num_computed_tokens, status)
+    where they are not as `frame.expected` has them, `t` lane -> (blocks kept, blocks added), `g` lane -> tables of groups above 0, `o` lane -> host
+    slots, `c` lane -> what it did, where that changed, `n` lane -> tokens computed (left out: 1 for who
+    decodes), `w` lane -> text why this one waits, where that changed (-1: no reason of its own), `h` text why
+    the others in the queue wait, where that changed (-1: none), `q` changes of (running, waiting, swapped),
+    each (lanes out, (position, lane) in), `k` blocks the prefix cache has got to know (block, key, key before
+    it), `u` blocks it forgot, `i` (block, users beside the tables), `e` notes (kind, lane, text). Lanes and
+    texts are numbers. So a line grows with what happens, not with who waits.
 
     Raises:
         RecordingError: the recording is empty.
@@ -59,8 +61,8 @@ class Film:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
-        return self._camera.state.num_blocks
+        """Blocks in the pool: the most it has had."""
+        return self._camera.num_blocks
 
     @property
     def block_size(self) -> int:
@@ -93,12 +95,13 @@ class Film:
         with self.lock:
             step = self.clamp(step)
             known = max((s for s in self._keyframes if s <= step), default=None)
-            frame = Frame() if known is None else deepcopy(self._keyframes[known])
+            frame = Frame() if known is None else self._keyframes[known].copy()
             start = 0 if known is None else known + 1 - self.first_step
             for line in self.lines[start : step + 1 - self.first_step]:
-                frame.apply(line, self.texts)
+                frame.apply_changes(line, self.texts)
                 if line["s"] % KEYFRAME_STEPS == 0 and line["s"] < self.last_step:
-                    self._keyframes.setdefault(line["s"], deepcopy(frame))
+                    self._keyframes.setdefault(line["s"], frame.copy())
+            frame.settle(self.lines[step - self.first_step], self.texts)
             return frame
 
     def runs(self, first: int, last: int) -> dict[int, list[tuple[int, int, int]]]:

@@ -1,12 +1,30 @@
-"""Memory chart: where the pool's token slots are (live, tail slack, free) over steps, and the KV waste."""
+"""Memory chart: what the pool's token slots are used for over steps, stacked, and the KV waste."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import Film, film_of
-from pagedinfer.views.svg import GUTTER, Drawing, Scale, document, legend, number, path, rect, text, translate
+from pagedinfer.views.frame import Memory
+from pagedinfer.views.svg import (
+    CROSSED,
+    DOTTED,
+    GUTTER,
+    TAIL,
+    UPRIGHT,
+    Drawing,
+    Scale,
+    document,
+    legend,
+    number,
+    path,
+    rect,
+    short,
+    text,
+    translate,
+)
 
 __all__ = ["draw_memory", "memory_svg", "memory_words", "percent"]
 
@@ -16,11 +34,35 @@ BOTTOM = BASE + STRIP
 SMALL = "pi-muted pi-small"
 
 
+class Part(NamedTuple):
+    """One layer of the stack: its name, the slots of it in a step, its fill and its pattern ("" for none)."""
+
+    name: str
+    slots: Callable[[Memory], int]
+    fill: str
+    pattern: str
+
+
+PATTERNS = {"": "", "dotted": DOTTED, "tail": TAIL, "upright": UPRIGHT, "crossed": CROSSED}
+
+# From the bottom up; live and slack are always explained, the others where the film has them.
+PARTS = (
+    Part("live tokens", lambda m: m.live - m.shared, "pi-live", ""),
+    Part("live, shared by several requests", lambda m: m.shared, "pi-live", "dotted"),
+    Part("tail slack: allocated, holds no token", lambda m: m.slack, "pi-slack", "tail"),
+    Part("reserved, unused", lambda m: m.reserved, "pi-page", "upright"),
+    Part("cached, idle", lambda m: m.cached, "pi-cached", "crossed"),
+)
+
+
 def memory_words(film: Film, step: int) -> str:
     """The numbers of one step: "613 live, 27 tail slack, 384 free of 1024 token slots; KV waste 4.2 %"."""
-    live, slack, free, _ = film.lines[step - film.first_step]["m"]
-    slots = f"{live} live, {slack} tail slack, {free} free of {live + slack + free} token slots"
-    return f"{slots}; KV waste {percent(slack, live + slack)}"
+    m = Memory(*film.lines[step - film.first_step]["m"])
+    parts = [f"{m.live} live" + (f" ({m.shared} shared)" if m.shared else ""), f"{m.slack} tail slack"]
+    parts += [f"{m.reserved} reserved"] if m.reserved else []
+    parts += [f"{m.cached} cached and idle"] if m.cached else []
+    words = f"{', '.join(parts)}, {m.free} free of {m.slots} token slots; KV waste {percent(m.wasted, m.allocated)}"
+    return words + (f"; {m.host} block{'' if m.host == 1 else 's'} in host memory" if m.host else "")
 
 
 def percent(part: int, whole: int) -> str:
@@ -29,46 +71,42 @@ def percent(part: int, whole: int) -> str:
     return f"{tenths // 10}.{tenths % 10} %"
 
 
-def _waste(live: int, slack: int) -> float:
-    return 100 * slack / (live + slack) if live + slack else 0.0
-
-
 def draw_memory(film: Film, step: int, width: int) -> Drawing:
     """Stacked areas over steps, and a strip with the KV waste below, on the timeline's scale."""
     scale = Scale.around(film.first_step, film.last_step, step, width)
-    memory = [
-        line["m"] for line in film.lines[scale.first - film.first_step : scale.last + 1 - film.first_step]
-    ]
+    lines = film.lines[scale.first - film.first_step : scale.last + 1 - film.first_step]
+    memory = [Memory(*line["m"]) for line in lines]
     words = memory_words(film, step)
     out = [
         text(0, 12, "Memory", "pi-ink pi-h"),
         text(0, 31, words, "pi-muted pi-num"),
-        f"<defs>{_HATCH}</defs>",
     ]
-    out += _slots(scale, memory, max(1, film.num_blocks * film.block_size))
-    out += _waste_strip(scale, [_waste(m[0], m[1]) for m in memory])
+    shown = [part for i, part in enumerate(PARTS) if i in (0, 2) or any(part.slots(m) for m in memory)]
+    out.append(f"<defs>{''.join(PATTERNS[part.pattern] for part in shown)}</defs>")
+    out += _slots(scale, memory, shown, max(1, film.num_blocks * film.block_size))
+    out += _waste_strip(scale, [100 * m.wasted / m.allocated if m.allocated else 0.0 for m in memory])
     out.append(scale.cursor(step, TOP, BOTTOM))
     out += [text(scale.x(s + 0.5), BOTTOM + 16, str(s), f"{SMALL} pi-num", "middle") for s in scale.ticks()]
-    out.append(translate(GUTTER, BOTTOM + 40, _legend()))
+    out.append(translate(GUTTER, BOTTOM + 40, _legend(shown)))
     return Drawing("".join(out), width, BOTTOM + 50, words + ".")
 
 
-_HATCH = (
-    '<pattern id="pi-tail" width="6" height="6" patternUnits="userSpaceOnUse">'
-    '<path class="pi-s-page" stroke-opacity=".7" stroke-width="1.4" d="M-1 7L7 -1M2 10L10 2M-4 4L4 -4"/></pattern>'
-)
-
-
-def _slots(scale: Scale, memory: Sequence[Sequence[int]], total: int) -> list[str]:
-    """Live tokens, tail slack on top of them, free above."""
-    lives = [m[0] / total for m in memory]
-    tops = [(m[0] + m[1]) / total for m in memory]
-    live, slack = _area(scale, [0.0] * len(lives), lives), _area(scale, lives, tops)
-    out = [rect("pi-free", scale.left, TOP, scale.right - scale.left, TALL), path("pi-live", live)]
-    out += [path("pi-slack", slack), path("", slack, 'fill="url(#pi-tail)"')]
+def _slots(scale: Scale, memory: Sequence[Memory], parts: Sequence[Part], total: int) -> list[str]:
+    """The parts on top of each other, free above."""
+    out = [rect("pi-free", scale.left, TOP, scale.right - scale.left, TALL)]
+    below = [0.0] * len(memory)
+    for part in parts:
+        above = [low + part.slots(m) / total for low, m in zip(below, memory, strict=True)]
+        area = _area(scale, below, above)
+        out.append(path(part.fill, area))
+        out += [path("", area, f'fill="url(#pi-{part.pattern})"')] if part.pattern else []
+        below = above
     for share in (0, 0.5, 1):
         y = TOP + TALL * (1 - share)
-        out += [_rule(scale, y), text(GUTTER - 8, y + 4, str(round(total * share)), f"{SMALL} pi-num", "end")]
+        out += [
+            _rule(scale, y),
+            text(GUTTER - 8, y + 4, short(round(total * share)), f"{SMALL} pi-num", "end"),
+        ]
     return [*out, text(0, TOP + TALL / 2 - 14, "token", SMALL), text(0, TOP + TALL / 2, "slots", SMALL)]
 
 
@@ -107,11 +145,13 @@ def _stairs(scale: Scale, values: Sequence[float], top: float, tall: float) -> s
     return f"M{number(scale.left)} {number(top + tall * (1 - values[0]))}{''.join(parts)}"
 
 
-def _legend() -> str:
-    tail = rect("pi-slack", 0, -10, 14, 12, 2) + rect("", 0, -10, 14, 12, 2, 'fill="url(#pi-tail)"')
-    free = rect("pi-free pi-s-line", 0, -10, 14, 12, 2)
-    names = ("live tokens", "tail slack: allocated, holds no token", "free")
-    return legend(zip(names, (rect("pi-live", 0, -10, 14, 12, 2), tail, free), strict=True))
+def _legend(parts: Sequence[Part]) -> str:
+    box = (0, -10, 14, 12, 2)
+    marks = [
+        (p.name, rect(p.fill, *box) + (rect("", *box, f'fill="url(#pi-{p.pattern})"') if p.pattern else ""))
+        for p in parts
+    ]
+    return legend([*marks, ("free", rect("pi-free pi-s-line", *box))])
 
 
 def memory_svg(recording: Recording, step: int = -1) -> str:

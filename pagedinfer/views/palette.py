@@ -39,17 +39,18 @@ class Theme:
     live: str
     slack: str
     alarm: str
+    cached: str
     lanes: tuple[str, ...]
 
 
 LIGHT = Theme(
     page="#ffffff", card="#ffffff", ink="#1b2430", muted="#566170", line="#d7dce3", free="#eef1f4", accent="#0b57d0",
-    live="#3a6a94", slack="#d08a1c", alarm="#b3261e",
+    live="#3a6a94", slack="#d08a1c", alarm="#b3261e", cached="#c9d0d8",
     lanes=("#08497a", "#ab4a0e", "#669d74", "#6b3357", "#009dc5", "#97071d", "#ad8d10", "#9a7fec"),
 )  # fmt: skip
 DARK = Theme(
     page="#14171c", card="#14171c", ink="#e6eaf0", muted="#a2acb9", line="#39414c", free="#20252d", accent="#8ab4f8",
-    live="#6fa3cf", slack="#e0a646", alarm="#ff8a80",
+    live="#6fa3cf", slack="#e0a646", alarm="#ff8a80", cached="#4a5361",
     lanes=("#099bfb", "#c28f1f", "#01ca87", "#9e5ac0", "#39edf7", "#d1454b", "#cbe267", "#836f96"),
 )  # fmt: skip
 
@@ -88,7 +89,7 @@ def mix(colour: str, other: str, share: float) -> str:
     return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)
 
 
-_NAMES = ("page", "card", "ink", "muted", "line", "free", "accent", "live", "slack", "alarm")
+_NAMES = ("page", "card", "ink", "muted", "line", "free", "accent", "live", "slack", "alarm", "cached")
 TINT = 0.2
 
 

@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.blocks import draw_blocks
+from pagedinfer.views.budget import draw_budget
+from pagedinfer.views.chains import draw_chains
 from pagedinfer.views.film import Film, film_of
+from pagedinfer.views.frame import Frame
 from pagedinfer.views.memory import draw_memory
+from pagedinfer.views.panels import details_pane, queues_pane
 from pagedinfer.views.svg import Drawing, document, translate
 from pagedinfer.views.timeline import draw_timeline
 
 __all__ = ["PANES", "check_panes", "describe", "picture_svg"]
 
-PANES = ("blocks", "timeline", "memory")
-TITLES = {"blocks": "Block map", "timeline": "Batch timeline", "memory": "Memory"}
+PANES = ("blocks", "budget", "queues", "timeline", "memory", "chains", "details")
+"""Every pane of the engine view, in its order."""
+
+TITLES = {
+    "blocks": "Block map", "budget": "Token budget", "queues": "Queues", "timeline": "Batch timeline",
+    "memory": "Memory", "chains": "Prefix chains", "details": "Details",
+}  # fmt: skip
 GAP = 30
 
 
@@ -32,9 +41,26 @@ def check_panes(panes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _draw(film: Film, pane: str, step: int, lane: int, width: int) -> Drawing:
-    if pane == "blocks":
-        return draw_blocks(film, film.frame(step), lane, width)
-    return draw_timeline(film, step, lane, width) if pane == "timeline" else draw_memory(film, step, width)
+    if pane == "timeline":
+        return draw_timeline(film, step, lane, width)
+    if pane == "memory":
+        return draw_memory(film, step, width)
+    frame = film.frame(step)
+    if pane == "queues":
+        return queues_pane(film, frame, width)
+    draw = {"blocks": draw_blocks, "budget": draw_budget, "chains": draw_chains, "details": details_pane}[
+        pane
+    ]
+    return draw(film, frame, lane, width)
+
+
+def shown_panes(frame: Frame, panes: Sequence[str], lane: int) -> list[str]:
+    """The panes without those that would say nothing, or what stands beside the block map already: chains where no
+    block is cached; details, or the queues where no request is selected.
+    """
+    beside = ("details", *(() if lane in frame.rows else ("queues",))) if "blocks" in panes else ()
+    empty = ("chains",) if not frame.cached and len(panes) > 1 else ()
+    return [pane for pane in panes if pane not in (*beside, *empty)]
 
 
 def picture_svg(
@@ -51,8 +77,10 @@ def picture_svg(
     """
     if isinstance(width, bool) or not isinstance(width, int) or not 240 <= width <= 20_000:
         raise ConfigError(f"width={width!r}: it must be an integer from 240 to 20000, in pixels.")
-    film, panes = film_of(recording), check_panes(panes)
+    film = film_of(recording)
+    panes = check_panes(panes)
     step, lane = film.clamp(step), film.lane(request) if request else -1
+    panes = shown_panes(film.frame(step), panes, lane)
     drawings = [_draw(film, pane, step, lane, width) for pane in panes]
     body, y = [], 0
     for drawing in drawings:

@@ -18,8 +18,10 @@ class StaticView:
 
     Attributes:
         cursor: the step shown. selected: {"request": id}, {"block": number} or {}.
-        why: a sentence that says why this is not a widget, shown with the text.
+        tier: "static". why: a sentence that says why this is not a widget, shown with the text.
     """
+
+    tier = "static"
 
     def __init__(
         self,

@@ -10,8 +10,8 @@ from html import escape
 from pagedinfer.views.palette import colour_of, static_css, texture_of
 
 __all__ = [
-    "FONT", "GUTTER", "Drawing", "Scale", "document", "fit", "legend", "number", "path", "rect", "swatch", "text",
-    "textures", "translate",
+    "CROSSED", "DOTTED", "FONT", "GUTTER", "TAIL", "UPRIGHT", "Drawing", "Scale", "document", "fit", "legend", "number",
+    "path", "rect", "short", "swatch", "text", "textures", "translate",
 ]  # fmt: skip
 
 GUTTER = 96
@@ -29,6 +29,26 @@ _STYLE = (
     ".pi-static .pi-h{font-size:14px;font-weight:600}.pi-static .pi-small{font-size:11px}"
     ".pi-static .pi-strong{font-weight:600}.pi-static .pi-num{font-variant-numeric:tabular-nums}"
 )
+
+
+def _pattern(name: str, size: int, d: str, stroke: str, width: float, more: str = "") -> str:
+    return (
+        f'<pattern id="pi-{name}" width="{size}" height="{size}" patternUnits="userSpaceOnUse">'
+        f'<path class="pi-s-{stroke}" fill="none" stroke-width="{width}"{more} d="{d}"/></pattern>'
+    )
+
+
+CROSSED = _pattern("crossed", 8, "M-1 9L9 -1M-1 1L1 -1M7 9L9 7", "muted", 1.2)
+"""Blocks that only the prefix cache keeps."""
+
+DOTTED = _pattern("dotted", 6, "M3 3h.01", "page", 2.2, ' stroke-linecap="round"')
+"""Live slots that several requests share."""
+
+UPRIGHT = _pattern("upright", 5, "M2.5 0v5", "slack", 1.2)
+"""Slots reserved for tokens to come."""
+
+TAIL = _pattern("tail", 6, "M-1 7L7 -1M2 10L10 2M-4 4L4 -4", "page", 1.4, ' stroke-opacity=".7"')
+"""Tail slack: allocated, holds no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +85,15 @@ def translate(x: float, y: float, body: str) -> str:
 def number(value: float) -> str:
     """At most one decimal."""
     return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def short(n: int) -> str:
+    """A count short enough for an axis: 950, 28.7k, 16M; as `static/dom.js` writes it."""
+    if n < 10_000:
+        return str(n)
+    if n < 1_000_000:
+        return f"{number(n / 1000)}k" if n < 100_000 else f"{round(n / 1000)}k"
+    return f"{number(n / 1_000_000)}M"
 
 
 def text(x: float, y: float, content: str, classes: str = "pi-ink", anchor: str = "") -> str:

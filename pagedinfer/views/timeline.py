@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import Film, film_of
-from pagedinfer.views.frame import DECODE, HELD, PREEMPTED, PREFILL, WAITING
+from pagedinfer.views.frame import DECODE, HELD, PREEMPTED, PREFILL, SWAPPED, WAITING
 from pagedinfer.views.palette import colour_of
 from pagedinfer.views.panels import name_of
 from pagedinfer.views.svg import (
@@ -38,7 +38,9 @@ def draw_timeline(film: Film, step: int, lane: int, width: int) -> Drawing:
     nearest = sorted(runs, key=lambda n: min(_distance(run, step) for run in runs[n]))
     shown = sorted(nearest[:MAX_ROWS])
     height = TOP + len(shown) * ROW
-    out = [text(0, 12, "Batch timeline", "pi-ink pi-h"), f"<defs>{textures(shown)}{_HATCH}</defs>"]
+    away = any(did == SWAPPED for n in shown for did, _, _ in runs[n])
+    defs = f"<defs>{textures(shown)}{_HATCH}{_AWAY if away else ''}</defs>"
+    out = [text(0, 12, "Batch timeline", "pi-ink pi-h"), defs]
     out += [
         text(scale.x(s + 0.5), TOP - 10, str(s), "pi-muted pi-small pi-num", "middle") for s in scale.ticks()
     ]
@@ -51,7 +53,7 @@ def draw_timeline(film: Film, step: int, lane: int, width: int) -> Drawing:
     if (hidden := len(runs) - len(shown)) > 0:
         height += 20
         out.append(text(scale.left, height - 4, f"and {hidden} more requests", "pi-muted pi-small"))
-    out.append(translate(GUTTER, height + 20, _legend()))
+    out.append(translate(GUTTER, height + 20, _legend(away)))
     words = f"Requests by step, steps {scale.first} to {scale.last}, {len(runs)} requests."
     return Drawing("".join(out), width, height + 30, words)
 
@@ -63,6 +65,10 @@ def _distance(run: Run, step: int) -> int:
 _HATCH = (
     '<pattern id="pi-lost" width="5" height="5" patternUnits="userSpaceOnUse">'
     '<path class="pi-s-alarm" d="M-1 6L6 -1" stroke-width="1.3"/></pattern>'
+)
+_AWAY = (
+    '<pattern id="pi-away" width="6" height="6" patternUnits="userSpaceOnUse">'
+    '<path class="pi-s-alarm" d="M0 3h6" stroke-width="1.6"/></pattern>'
 )
 
 
@@ -91,6 +97,10 @@ def _bar(did: int, x: float, w: float, colour: int) -> str:
         return rect("pi-s-alarm", a, 5, b, 11, 2, 'fill="url(#pi-lost)"') + path(
             "pi-alarm", f"M{number(x)} 1h8l-4 5z"
         )
+    if did == SWAPPED:
+        return rect("pi-s-alarm", a, 5, b, 11, 2, 'fill="url(#pi-away)"') + path(
+            "pi-alarm", f"M{number(x)} 19h8l-4 -5z"
+        )
     if did == HELD:
         return rect(f"pi-t{colour} pi-s-muted", a, 7, b, 7, 0, 'stroke-width=".75" stroke-dasharray="2 2"')
     y, height = (2, 16) if did == PREFILL else (6.5, 8)
@@ -113,11 +123,11 @@ def _ends(film: Film, shown: list[int], scale: Scale) -> list[str]:
 _THIN = 'fill="none" stroke-width="1.8"'
 
 
-def _legend() -> str:
+def _legend(away: bool) -> str:
     named = {
         WAITING: "waiting", PREFILL: "prefill (tokens in the chunk)", DECODE: "decode", HELD: "running, no tokens",
         PREEMPTED: "preempted, waiting again",
-    }  # fmt: skip
+    } | ({PREEMPTED: "preempted", SWAPPED: "swapped out"} if away else {})  # fmt: skip
     items = [(name, translate(0, -14, _bar(did, 0, 22, 0))) for did, name in named.items()]
     return legend([*items, ("finished", path("pi-s-ink", "M8 -4l3 3.5l5 -7", _THIN))], 28)
 

@@ -9,10 +9,9 @@ An engine runs under `_driving` alone, so that a subscriber (which holds the eng
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,11 +21,16 @@ import traitlets
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, style
+from pagedinfer.views.breaks import Breaks, Stop, Watching
 from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import PANES, check_panes, picture_svg
 
 __all__ = ["EngineView"]
+
+PATIENCE = 1.0
+"""Seconds after which a frame is sent although no browser has said that it drew the last one (there may be none)."""
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -41,18 +45,23 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         recording: what to show; it may grow.
         advance: runs one engine step and returns whether there may be more. One call at a time, on the thread that
             asks: a widget callback's, the caller's of `step` or `play`, or a worker's in `run_async`.
-        panes: some of "blocks", "timeline", "memory".
+        panes: some of "blocks", "budget", "queues", "timeline", "memory", "chains", "details".
         step: the step to open at; -1 is the last.
         request: a request to select.
         title: the view's name for screen readers.
         frames_per_second: the most frames that `play` and `run_async` send.
+        watch: who takes the conditions typed into the view's box (`Watching`; a session's breakpoints). Without one
+            they are looked for in the recording, where that can find them (`find_all`).
+        stops: a list that gets each stop of the run; `advance` returns False when it added one.
 
     Attributes:
+        tier: "anywidget".
         cursor: the step shown. selected: {"request": id}, {"block": number} or {}.
         error: the message of the last `advance` that failed, "" when none did.
     """
 
-    _ipython_display_ = None  # ipywidgets 7 would bypass _repr_mimebundle_
+    tier = "anywidget"
+    _display_id = ""
     _esm = esm()
     _css = style()
     film = traitlets.Bytes(b"").tag(sync=True)
@@ -65,6 +74,9 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
     selected = traitlets.Dict().tag(sync=True, echo_update=False)
     ask = traitlets.Dict().tag(sync=True, echo_update=False)
     answer = traitlets.Dict().tag(sync=True)
+    watching = traitlets.Bool(False).tag(sync=True)
+    breaks = traitlets.List().tag(sync=True)
+    seen = traitlets.Int(-1).tag(sync=True, echo_update=False)  # the last step a browser has drawn in a run
 
     def __init__(
         self,
@@ -76,6 +88,8 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         request: str | None = None,
         title: str = "Inside the engine",
         frames_per_second: float = 10.0,
+        watch: Watching | None = None,
+        stops: Sequence[Stop] = (),
     ) -> None:
         if not (isinstance(frames_per_second, int | float) and 0 < frames_per_second <= 1000):
             raise ConfigError(
@@ -89,9 +103,12 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         self._sent = film.last_step
         self._pause_asked = False
         self._frame_seconds = 1 / frames_per_second
+        self._breaks = Breaks(watch, getattr(recording, "find_all", None), stops)
+        self._stop: list[Any] | None = None
         super().__init__(
             film=film.encode(), title=title, panes=list(check_panes(panes)), live=advance is not None,
             cursor=film.clamp(step), selected={"request": request} if request else {},
+            watching=self._breaks.is_possible, breaks=self._breaks.data(),
         )  # fmt: skip
         self.observe(self._on_ask, "ask")
 
@@ -103,7 +120,8 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
             try:
                 return self._run(steps)
             finally:
-                self._post(self._sent)
+                self._show()
+                self.keep_picture()
 
     def play(self, steps: int | None = None) -> bool:
         """Run `steps` engine steps, or until nothing is left to do, and show them as they come.
@@ -121,23 +139,38 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
                     shown = time.monotonic()
         finally:
             self._show()
+            self.keep_picture()
         return more
 
     async def run_async(self, steps: int | None = None) -> bool:
         """`play` for `await`: each step runs in a worker thread, so the notebook stays responsive and Pause works."""
-        more, shown = True, 0.0
-        self._pause_asked, self.driving = False, True
-        try:
-            while more and not self._pause_asked and (steps is None or steps > 0):
-                more = await asyncio.to_thread(self._run_locked)
-                steps = None if steps is None else steps - 1
-                if time.monotonic() - shown >= self._frame_seconds:
-                    self._show()
-                    shown = time.monotonic()
-        finally:
-            self.driving = False
+        return await drive(self._run_locked, [self], steps)
+
+    # What `drive` asks of a view.
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._pause_asked, self.driving, self.seen = False, True, -1
+        self._shown_at, self._shown_step = 0.0, -1
+
+    def follow(self) -> bool:
+        """Show the newest step if a frame is due: not too soon, and none while the browser still draws the last.
+
+        Returns:
+            Whether the run may go on: False once Pause was pressed.
+        """
+        waited = time.monotonic() - self._shown_at
+        drawn = self.seen >= self._shown_step or waited >= PATIENCE
+        if waited >= self._frame_seconds and drawn:
             self._show()
-        return more
+            self._shown_at, self._shown_step = time.monotonic(), self._sent
+        return not self._pause_asked
+
+    def end(self) -> None:
+        """The run has ended."""
+        self.driving = False
+        self._show()
+        self.keep_picture()
 
     def pause(self) -> None:
         """Stop `run_async` after the step it is in."""
@@ -146,11 +179,17 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
     def refresh(self) -> None:
         """Show what the recording has got by other hands (`engine.step()` in a cell)."""
         self._show()
+        self.keep_picture()
 
     def close(self) -> None:
-        """Take the view off the page and let go of the engine."""
+        """Let go of the engine. On the page the last picture takes the view's place."""
         self._advance = None
+        self.keep_picture(live=False)
+        self._display_id = ""
         super().close()
+
+    def __del__(self) -> None:
+        super().close()  # nothing is published from wherever the garbage is collected
 
     def _run_locked(self) -> bool:
         with self._driving:
@@ -161,12 +200,16 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         for _ in range(steps):
             if not more or self._advance is None:
                 break
+            known = self._breaks.count()
             try:
                 more = bool(self._advance())
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
                 raise
             self.error = ""
+            if stop := self._breaks.newest(known):
+                self._stop = stop
+                return False
         return more
 
     # -- the front end ------------------------------------------------------------------------------------------
@@ -184,19 +227,35 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
             self.tail, self._sent = tail, last
             if following:
                 self.cursor = last
-            self.answer = answer or {"error": self.error}
+            stop, self._stop = self._stop, None
+            self.breaks = self._breaks.data()
+            self.answer = (answer or {"error": self.error}) | ({"stop": stop} if stop else {})
 
     def _on_ask(self, change: Any) -> None:
         ask = change["new"]
         if ask.get("pause"):
             self._pause_asked = True
+        told = self._hear(ask)
         with self._driving:
             more = self._advance is not None
             try:
                 with suppress(Exception):  # `_run` has put its message into `error`, which the view shows
                     more = self._run(int(ask.get("steps", 0)))
             finally:
-                self._post(int(ask.get("have", -1)), {"id": ask.get("id"), "more": more, "error": self.error})
+                answer = {"id": ask.get("id"), "more": more, "error": self.error}
+                self._post(int(ask.get("have", -1)), answer | told)
+        if ask.get("keep"):
+            self.keep_picture()
+
+    def _hear(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+        """Take in what was done with the box of conditions; what to say of it."""
+        if "watch" in ask:
+            ok, message = self._breaks.add(str(ask["watch"]))
+            return {"watch": {"text": ask["watch"], "ok": ok, "message": message}}
+        if "unwatch" in ask:
+            ok, message = self._breaks.remove(str(ask["unwatch"]))
+            return {"watch": {"text": "", "ok": ok, "message": message}}
+        return {}
 
     # -- static -------------------------------------------------------------------------------------------------
 
@@ -211,7 +270,31 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         self, include: object = None, exclude: object = None, **kwargs: object
     ) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {WIDGET_VIEW: view} | self._static()
+
+    def _static(self) -> dict[str, Any]:
         request = self.selected.get("request")
-        return {WIDGET_VIEW: view} | static_bundle(
-            self.recording, self.cursor, request, self.panes, "EngineView"
-        )
+        return static_bundle(self.recording, self.cursor, request, self.panes, "EngineView")
+
+    def _ipython_display_(self, **kwargs: object) -> None:
+        """Put the view on the page in an output of its own, which `keep_picture` can change later.
+
+        The same for ipywidgets 7, whose own method would leave the picture out, and 8.
+        """
+        self._display_id = self._display_id or f"pagedinfer-{self.model_id}"
+        publish(self._repr_mimebundle_(), self._display_id)
+
+    def keep_picture(self, live: bool = True) -> None:
+        """Put the picture of now into the output that the view was shown in: what a saved notebook will show.
+
+        Runs do it when they pause or end. With `live=False` only the picture stays.
+        """
+        if self._display_id:
+            publish(self._repr_mimebundle_() if live else self._static(), self._display_id, update=True)
+
+
+def publish(bundle: dict[str, Any], display_id: str, update: bool = False) -> None:
+    """Show a MIME bundle in an output of this id, or change the output that has it."""
+    from IPython.display import publish_display_data
+
+    publish_display_data(bundle, transient={"display_id": display_id}, **({"update": True} if update else {}))

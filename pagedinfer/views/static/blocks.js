@@ -1,5 +1,5 @@
-// Block map: SVG cells, changed one by one, for pools up to 2,048 blocks; a canvas above.
-const MOST_SVG_BLOCKS = 2048, ID_ROOM = 36;
+// Block map: SVG cells, changed one by one, for pools up to 2,048 blocks; a canvas up to 16,384; a density map above.
+const MOST_SVG_BLOCKS = 2048, MOST_CELLS = 16384, ID_ROOM = 36;
 
 function gridOf(numBlocks, width) {
   for (let columns = 8; ; columns += columns < 128 ? 8 : 64) {
@@ -9,25 +9,25 @@ function gridOf(numBlocks, width) {
 }
 
 function blockPane(view) {
-  const body = make("div", { class: "pi-map" }), head = make("span", { class: "pi-sub" });
-  const pane = view.card("blocks", "Block map", head, body, legend([
-    ["free", "M0 0h14v14h-14z", "pi-free"], ["filled", "M0 0h14v14h-14z", "pi-solid pi-c0"],
-    ["partly filled", "M0 0h14v14h-14z", "pi-tint pi-c0", "M0 7h14v7h-14z", "pi-solid pi-c0"],
-    ["written in this step", "M0 0h14v14h-14z", "pi-solid pi-c0", "M7 0h7v7z", "pi-notch"],
-  ]));
-  let painter = null, width = 0, focused = 0;
+  const body = make("div", { class: "pi-map" }), head = make("span", { class: "pi-sub" }), host = make("p", { class: "pi-host", hidden: true });
+  const key = make("div", {}), pane = view.card("blocks", "Block map", head, body, host, key);
+  let painter = null, width = 0, focused = 0, shownKinds = "";
 
   const draw = () => {
     const { film, frame, pool } = view.state, room = Math.max(240, body.clientWidth || 560);
     if (!painter || Math.abs(room - width) > 8 || painter.numBlocks !== film.numBlocks) {
       width = room;
-      const grid = gridOf(film.numBlocks, room - ID_ROOM);
-      painter = (film.numBlocks <= MOST_SVG_BLOCKS ? svgPainter : canvasPainter)(view, grid);
+      painter = (film.numBlocks <= MOST_SVG_BLOCKS ? svgPainter : film.numBlocks <= MOST_CELLS ? canvasPainter : densityPainter)(view, room - ID_ROOM);
       body.replaceChildren(painter.node);
       focus(Math.min(focused, film.numBlocks - 1), false);
     }
-    head.textContent = `${fmt(frame.memory[3])} of ${plural(film.numBlocks, "block")} in use, ${plural(film.blockSize, "token")} each`;
-    painter.paint(pool, view.linkedLanes(), view.state.selected.block ?? -1);
+    const { memory } = frame, idle = memory.cached / film.blockSize;
+    head.textContent = `${fmt(memory.used)} of ${plural(film.numBlocks, "block")} in use, ${idle ? `${fmt(idle)} cached and idle, ` : ""}${plural(film.blockSize, "token")} each${painter.says ? `; ${painter.says(pool)}` : ""}`;
+    host.hidden = !memory.host;
+    host.textContent = memory.host ? `Host memory holds ${plural(memory.host, "block")}: ${[...frame.rows.values()].filter((r) => r.host.length).map((r) => `${film.lanes[r.lane].rid} ${r.host.length}`).join(", ")}` : "";
+    const kinds = painter.kinds ?? blockKinds(film);
+    if (kinds.join() !== shownKinds) { shownKinds = kinds.join(); key.replaceChildren(blockLegend(view.id, kinds)); }
+    painter.paint(pool, view.linkedLanes(), view.selectedBlocks(), view.chainBlocks());
   };
 
   function focus(block, move = true) {
@@ -36,11 +36,11 @@ function blockPane(view) {
   }
   body.addEventListener("keydown", (event) => {
     if (!event.target.closest("[data-block]")) return;
-    const { columns } = painter.grid, last = view.state.film.numBlocks - 1;
-    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+    const { columns } = painter.grid, { each = 1 } = painter.grid, last = view.state.film.numBlocks - 1;
+    const by = { ArrowLeft: -each, ArrowRight: each, ArrowUp: -columns * each, ArrowDown: columns * each }[event.key];
     if (by !== undefined) { const to = focused + by; if (to >= 0 && to <= last) focus(to); }
-    else if (event.key === "Home" || event.key === "End") focus(event.key === "Home" ? 0 : last);
-    else if (event.key === "Enter" || event.key === " ") view.select({ block: focused });
+    else if (event.key === "Home" || event.key === "End") focus(event.key === "Home" ? 0 : Math.floor(last / each) * each);
+    else if (event.key === "Enter" || event.key === " ") view.select({ block: painter.pick?.(focused) ?? focused });
     else return;
     event.preventDefault(); event.stopPropagation();
   }, { signal: view.signal });
@@ -50,139 +50,50 @@ function blockPane(view) {
     event.preventDefault();  // focus stays where the arrow keys step through time
     view.takeKeys();
     painter.focus(focused = block, false);
-    view.toggle({ block });
+    view.toggle({ block: painter.pick?.(block) ?? block });
   }, { signal: view.signal });
+  const tell = (block) => painter.tell?.(block) ?? tellBlock(view.state.film, view.state.frame, view.state.pool, block);
   body.addEventListener("pointermove", (event) => {
     const block = painter.at(event);
-    view.tip(block < 0 ? null : tellBlock(view.state.film, view.state.frame, view.state.pool, block), event);
+    view.tip(block < 0 ? null : tell(block), event);
   }, { signal: view.signal });
   body.addEventListener("pointerleave", () => view.tip(null), { signal: view.signal });
   body.addEventListener("focusin", (event) => {
     const node = event.target.closest("[data-block]");
-    if (node) view.tip(tellBlock(view.state.film, view.state.frame, view.state.pool, +node.dataset.block), node);
+    if (node) view.tip(tell(+node.dataset.block), node);
   }, { signal: view.signal });
   body.addEventListener("focusout", () => view.tip(null), { signal: view.signal });
   return { name: "blocks", node: pane, draw, repaint: () => { painter = null; draw(); } };
 }
 
-function svgPainter(view, grid) {
-  const { film } = view.state, { columns, w, h, rows } = grid, numBlocks = film.numBlocks;
-  const gap = Math.min(w, h) >= 12 ? 2 : 1, a = w - gap, b = h - gap, r = Math.min(a, b) >= 18 ? 4 : Math.min(a, b) >= 9 ? 2 : 0;
-  const labelled = a >= 26 && b >= 20, notch = Math.max(3, Math.min(a, b) * 0.26);
-  const svg = make("svg:svg", { class: "pi-grid", width: ID_ROOM + columns * w, height: rows * h, role: "group",
-    "aria-label": `Blocks of the pool, ${numBlocks}. Arrow keys move, Enter selects.` });
-  rowNumbers(grid).forEach(([text, y]) => svg.append(make("svg:text", { x: ID_ROOM - 8, y, class: "pi-id", "aria-hidden": "true" }, text)));
-  const cells = Array.from({ length: numBlocks }, (_, block) => {
-    const x = ID_ROOM + (block % columns) * w, y = Math.floor(block / columns) * h;
-    const node = make("svg:g", { "data-block": block, role: "button", tabindex: -1, transform: `translate(${x} ${y})`, "aria-pressed": "false" });
-    const back = make("svg:rect", { class: "pi-free", width: a, height: b, rx: r });
-    node.append(back);
-    svg.append(node);
-    return { node, back, key: "", says: "", linked: false, pressed: false };
-  });
-  let current = 0;
-
-  function paintCell(cell, block, pool) {
-    const lane = pool.lane[block], fill = pool.fill[block], written = pool.written[block], refs = pool.refs[block];
-    const key = `${lane}/${fill}/${written}/${refs}`;
-    if (key === cell.key) return;
-    cell.key = key;
-    const { back, node } = cell, share = fill / film.blockSize, tall = b * share;
-    node.classList.value = lane < 0 ? "" : `pi-c${colourOf(lane)}` + (cell.linked ? " is-linked" : "");
-    while (back.nextSibling) back.nextSibling.remove();
-    back.setAttribute("class", lane < 0 ? "pi-free" : "pi-tint");
-    node.setAttribute("data-owner", lane < 0 ? "" : film.lanes[lane].rid);
-    node.setAttribute("data-fill", fill);
-    if (lane < 0) return;
-    if (tall) node.append(make("svg:rect", { y: b - tall, width: a, height: tall, rx: Math.min(r, tall / 2), fill: paintOf(view.id, lane) }));
-    if (written) node.append(make("svg:path", { class: "pi-notch", d: `M${a - notch} 0h${notch}v${notch}z` }));
-    if (labelled) {
-      const y = share >= 1 ? b / 2 + 4 : share >= 0.5 ? b - 5 : 12.5;
-      node.append(make("svg:text", { x: a / 2, y, class: share >= 0.5 ? "pi-name pi-on" : "pi-name" }, film.lanes[lane].label + (refs > 1 ? ` ×${refs}` : "")));
-    }
-  }
-  function paint(pool, linked, selected) {
-    svg.classList.toggle("has-selection", selected >= 0 || pool.lane.some((lane) => linked.has(lane)));
-    cells.forEach((cell, block) => {
-      const was = cell.key, mine = pool.lane[block] >= 0 && ownersOf(pool, block).some((lane) => linked.has(lane));
-      paintCell(cell, block, pool);
-      if (cell.linked !== mine) cell.node.classList.toggle("is-linked", (cell.linked = mine));
-      if (cell.pressed !== (block === selected)) {
-        cell.pressed = block === selected;
-        cell.node.setAttribute("aria-pressed", cell.pressed);
-      }
-      if (was !== cell.key) {
-        const lane = pool.lane[block];
-        cell.node.setAttribute("aria-label", `block ${block}, ` + (lane < 0 ? "free" : `${film.lanes[lane].rid}, ${pool.fill[block]} of ${film.blockSize}`));
-      }
-    });
-  }
-  return {
-    node: svg, grid, numBlocks, paint,
-    at: (event) => +(event.target.closest?.("[data-block]")?.dataset.block ?? -1),
-    focus(block, move) {
-      cells[current]?.node.setAttribute("tabindex", -1);
-      cells[(current = block)].node.setAttribute("tabindex", 0);
-      if (move) cells[block].node.focus();
-    },
-  };
+// Kinds of block that this film has, for the legend: what never comes is not explained.
+function blockKinds(film) {
+  const kinds = ["free", "filled", "partly filled", "written in this step"];
+  if (film.has("shared")) kinds.push("shared (× users)");
+  if (film.has("cached")) kinds.push("cached, idle");
+  if (film.has("reserved")) kinds.push("reserved, unused");
+  return kinds;
 }
 
-const rowNumbers = ({ rows, columns, h }) => {
+function blockLegend(id, kinds) {
+  const box = "M0 0h14v14h-14z", solid = [box, "pi-solid pi-c0"];
+  const marks = {
+    "free": [box, "pi-free"], "filled": solid, "partly filled": [box, "pi-tint pi-c0", "M0 7h14v7h-14z", "pi-solid pi-c0"],
+    "written in this step": [...solid, "M7 0h7v7z", "pi-notch"], "shared (× users)": [...solid, "M3 3h8v8h-8z", "pi-twin pi-c0"],
+    "cached, idle": [box, "pi-cached", "M-1 15L15 -1M-1 7L7 -1M7 15L15 7", "pi-cross-hatch"], "reserved, unused": ["M1 1h12v12h-12z", "pi-reserved pi-c0"],
+    "none in use": [box, "pi-free"], "some": [box, "pi-free", "M0 9h14v5h-14z", "pi-live"], "all in use": [box, "pi-live"],
+  };
+  return legend(kinds.map((kind) => [kind, ...marks[kind]]));
+}
+
+const rowNumbers = ({ rows, columns, h, each = 1 }) => {
   const every = h >= 13 ? 1 : Math.ceil(14 / h);
-  return Array.from({ length: Math.ceil(rows / every) }, (_, i) => [String(i * every * columns), i * every * h + Math.min(h / 2 + 4, 12 + h / 8)]);
+  return Array.from({ length: Math.ceil(rows / every) }, (_, i) => [each > 1 ? short(i * every * columns * each) : String(i * every * columns), i * every * h + Math.min(h / 2 + 4, 12 + h / 8)]);
 };
-
-function canvasPainter(view, grid) {
-  const { film } = view.state, { columns, w, h, rows } = grid, numBlocks = film.numBlocks, ratio = window.devicePixelRatio || 1;
-  const canvas = make("canvas", { class: "pi-canvas", role: "img", "aria-label": `Block map of ${numBlocks} blocks` });
-  canvas.width = columns * w * ratio; canvas.height = rows * h * ratio;
-  set(canvas, { style: `width:${columns * w}px;height:${rows * h}px` });
-  const spot = make("div", { class: "pi-spot", role: "button", tabindex: 0 });
-  const ids = make("div", { class: "pi-ids", "aria-hidden": "true" });
-  rowNumbers(grid).forEach(([text, y]) => ids.append(make("span", { style: `top:${y - 11}px` }, text)));
-  const node = make("div", { class: "pi-canvas-box", style: `padding-left:${ID_ROOM}px` }, ids, canvas, spot);
-  const pen = canvas.getContext("2d"), style = getComputedStyle(view.root);
-  const tones = view.laneTones(), free = tones.free, accent = tones.accent;
-  let before = null, pool = null, current = 0;
-  pen.scale(ratio, ratio);
-
-  function paint(now, linked, selected) {
-    pool = now;
-    const key = [...linked].join() + "/" + selected, full = !before || before.key !== key;
-    for (let i = 0; i < numBlocks; i++) {
-      if (!full && before.lane[i] === now.lane[i] && before.fill[i] === now.fill[i]) continue;
-      const x = (i % columns) * w, y = Math.floor(i / columns) * h, lane = now.lane[i], tall = (h - 1) * now.fill[i] / film.blockSize;
-      pen.globalAlpha = linked.size && lane >= 0 && !ownersOf(now, i).some((l) => linked.has(l)) ? 0.35 : 1;
-      pen.clearRect(x, y, w, h);
-      pen.fillStyle = lane < 0 ? free : tones.tint[colourOf(lane)];
-      pen.fillRect(x, y, w - 1, h - 1);
-      if (tall) { pen.fillStyle = tones.solid[colourOf(lane)]; pen.fillRect(x, y + h - 1 - tall, w - 1, tall); }
-      pen.globalAlpha = 1;
-      if (i === selected) { pen.strokeStyle = accent; pen.lineWidth = 2; pen.strokeRect(x, y, w - 1, h - 1); }
-    }
-    before = { key, lane: now.lane, fill: now.fill };
-    label();
-  }
-  function label() {
-    set(spot, { "data-block": current, "aria-label": pool ? tellBlock(film, view.state.frame, pool, current).say : `block ${current}`,
-      style: `left:${ID_ROOM + (current % columns) * w - 1}px;top:${Math.floor(current / columns) * h - 1}px;width:${w + 1}px;height:${h + 1}px` });
-    spot.classList.toggle("is-linked", !!pool && ownersOf(pool, current).some((lane) => view.linkedLanes().has(lane)));
-  }
-  return {
-    node, grid, numBlocks, paint,
-    at(event) {
-      const box = canvas.getBoundingClientRect(), x = Math.floor((event.clientX - box.left) / w), y = Math.floor((event.clientY - box.top) / h);
-      const block = y * columns + x;
-      return x >= 0 && x < columns && y >= 0 && block < numBlocks ? block : -1;
-    },
-    focus(block, move) { current = block; label(); if (move) { spot.blur(); spot.focus(); } },
-  };
-}
 
 function legend(items) {
   return make("ul", { class: "pi-legend" }, ...items.map(([name, ...shapes]) => {
-    const icon = make("svg:svg", { width: 14, height: 14, viewBox: "0 0 14 14", "aria-hidden": "true" });
+    const icon = make("svg:svg", { width: 14, height: 14, viewBox: "0 0 14 14", class: "pi-key", "aria-hidden": "true" });
     for (let i = 0; i < shapes.length; i += 2) icon.append(make("svg:path", { d: shapes[i], class: shapes[i + 1] }));
     return make("li", {}, icon, name);
   }));

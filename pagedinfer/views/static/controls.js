@@ -1,5 +1,6 @@
 // Buttons, slider, speed and keys; the browser ticks, the kernel steps.
 const SPEEDS = [1, 2, 5, 10, 30, 100], FRAME_MS = 100, PATIENCE_MS = 5000;
+let lastSpeed = "5";
 
 function controlBar(view) {
   const icon = (d) => make("svg:svg", { width: 16, height: 16, viewBox: "0 0 16 16", "aria-hidden": "true" }, make("svg:path", { d }));
@@ -16,7 +17,8 @@ function controlBar(view) {
   slider.addEventListener("input", () => { view.pause(); view.go(+slider.value); }, { signal: view.signal });
   const count = make("output", { class: "pi-count" });
   const speed = make("select", { class: "pi-speed", "aria-label": "Speed, steps per second" }, ...SPEEDS.map((n) => make("option", { value: n }, `${n} steps/s`)));
-  speed.value = "5";
+  speed.value = lastSpeed;
+  speed.addEventListener("change", () => (lastSpeed = speed.value), { signal: view.signal });
   const live = make("span", { class: "pi-live-badge" }, "live");
   const node = make("div", { class: "pi-controls", role: "group", "aria-label": "Time" }, back, play, step, slider, count, speed, live);
   const draw = () => {
@@ -38,7 +40,7 @@ function keys(view) {
   view.root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { film } = view.state, tag = event.target.tagName, by = event.shiftKey ? 10 : 1;
-    if (tag === "SELECT") return;
+    if (tag === "SELECT" || (tag === "INPUT" && event.target.type !== "range")) return;
     if (event.key === " " && (tag === "BUTTON" || event.target.getAttribute("role") === "button")) return;
     const acts = { ArrowRight: () => view.move(by), ArrowLeft: () => view.move(-by), ".": () => view.move(1), ",": () => view.move(-1),
       Home: () => view.go(film.first), End: () => view.go(film.last), " ": () => view.togglePlay(),

@@ -14,6 +14,8 @@ function set(node, attrs, ...children) {
   return node;
 }
 
+// Short enough for an axis: 950, 28.7k, 16M.
+const short = (n) => (n < 10000 ? fmt(n) : n < 1e5 ? `${+(n / 1000).toFixed(1)}k` : n < 1e6 ? `${Math.round(n / 1000)}k` : `${+(n / 1e6).toFixed(1)}M`);
 const fmt = (n) => n.toLocaleString("en-US");
 // A share in per cent with one decimal, halves up: as views/memory.py rounds.
 function percent(part, whole) {
@@ -42,7 +44,10 @@ function patternDefs(id) {
   const tail = make("svg:pattern", { id: `${id}-tail`, width: 6, height: 6, patternUnits: "userSpaceOnUse" },
     make("svg:rect", { width: 6, height: 6, class: "pi-slack" }),
     make("svg:path", { class: "pi-tail", d: "M-1 7L7 -1M2 10L10 2M-4 4L4 -4", "stroke-width": 1.4 }));
-  defs.append(lost, tail);
+  const pattern = (name, size, shape, cls, width) => make("svg:pattern", { id: `${id}-${name}`, width: size, height: size, patternUnits: "userSpaceOnUse" },
+    make("svg:path", { class: cls, d: shape, "stroke-width": width }));
+  defs.append(lost, tail, pattern("cached", 8, "M-1 9L9 -1M-1 1L1 -1M7 9L9 7", "pi-cross-hatch", 1.2), pattern("shared", 6, "M3 3h.01", "pi-dot", 2.2), pattern("reserved", 5, "M2.5 0v5", "pi-upright", 1.2),
+    pattern("swapped", 6, "M0 3h6", "pi-lost", 1.6));
   return defs;
 }
 const swatch = (id, lane) => make("svg:svg", { class: "pi-swatch", width: 12, height: 12, "aria-hidden": "true" },

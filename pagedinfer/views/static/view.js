@@ -1,5 +1,5 @@
 // The view: one film, one cursor, one selection; panes that draw them. `model` is anywidget's, or the export page's.
-let views = 0;
+let views = 0, refocus = false;  // refocus: the view that Jupyter is about to draw anew had the keys
 
 function render({ model, el }) {
   const abort = new AbortController(), { signal } = abort, film = createFilm();
@@ -7,29 +7,34 @@ function render({ model, el }) {
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   const view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
   const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, isIdle: false, version: 0 });
-  let ask = 0, timer = 0, wanted = 0;  // ask: number of the request the kernel has not answered yet
+  let ask = 0, timer = 0, wanted = 0, grown = false;  // ask: number of the request the kernel has not answered yet
 
   // -- parts ------------------------------------------------------------------------------------------------
   view.card = (name, title, head, ...content) => make("section", { class: `pi-card pi-card-${name}`, "aria-label": title },
     make("header", {}, make("h3", {}, title), ...(head ? [head] : [])), ...content);
   const say = make("p", { class: "pi-say", "aria-live": "polite" }), trouble = make("p", { class: "pi-trouble", role: "alert", hidden: true });
-  const tipBox = make("div", { class: "pi-tip", hidden: true, "aria-hidden": "true" }), controls = controlBar(view);
-  const makers = { blocks: blockPane, timeline: timelinePane, memory: memoryPane }, names = model.get("panes");
-  const panes = names.map((name) => makers[name](view)), side = [stepPane(view), ...(names.some((n) => n !== "memory") ? [selectedPane(view)] : [])];
-  panes.splice(1, 0, ...side);
-  const grid = make("div", { class: `pi-panes pi-has-${names.join(" pi-has-")}` }, ...panes.map((p) => p.node));
+  const tipBox = make("div", { class: "pi-tip", hidden: true, "aria-hidden": "true" }), controls = controlBar(view), breaks = breaksBar(view, model), notice = make("p", { class: "pi-notice", role: "status", hidden: true });
+  const makers = { blocks: blockPane, queues: queuesPane, budget: budgetPane, timeline: timelinePane, memory: memoryPane, chains: chainsPane, details: detailsPane };
+  const names = model.get("panes"), panes = names.map((name) => makers[name](view)), has = (name) => names.includes(name);
+  // Blocks, budget and queues stand beside the details, all else below.
+  const column = make("div", { class: "pi-column" }), grid = make("div", { class: `pi-panes${has("details") && ["blocks", "budget", "queues"].some(has) ? " pi-two" : ""}` });
+  for (const pane of panes) (["blocks", "budget", "queues"].includes(pane.name) ? column : grid).append(pane.node);
+  if (column.children.length) grid.prepend(column);
+  if (grid.classList.contains("pi-two")) column.after(panes.find((pane) => pane.name === "details").node);
   const textures = make("svg:svg", { class: "pi-textures", width: 0, height: 0, "aria-hidden": "true" }, patternDefs(view.id));
-  root.append(textures, make("div", { class: "pi-top" }, controls.node, say, trouble), grid, tipBox);
+  root.append(textures, make("div", { class: "pi-top" }, controls.node, breaks.node, notice, say, trouble), grid, tipBox);
 
   // -- geometry -----------------------------------------------------------------------------------------------
-  view.width = () => Math.max(320, (grid.querySelector(".pi-plot")?.clientWidth || 0) || root.clientWidth - 30);
+  view.width = () => Math.max(320, (grid.querySelector(":is(.pi-card-timeline,.pi-card-memory) .pi-plot")?.clientWidth || 0) || root.clientWidth - 30);
+  view.widthOf = (node) => Math.max(240, node.closest(".pi-plot")?.clientWidth || root.clientWidth - 30);
   view.scale = () => scaleOf(film, state.frame.step, view.width());
   view.laneTones = () => {
     const probe = make("span", { hidden: true }), solid = [], tint = [];
     root.append(probe);
     const read = (name) => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color; };
     for (let c = 0; c < NUM_COLOURS; c++) { probe.className = `pi-c${c}`; solid.push(read("--pi-lane")); tint.push(read("--pi-tint")); }
-    const tones = { solid, tint, free: read("--pi-free"), accent: read("--pi-accent") };
+    const tones = { solid, tint };
+    for (const name of ["free", "accent", "cached", "page", "ink", "live"]) tones[name] = read(`--pi-${name}`);
     probe.remove();
     return tones;
   };
@@ -44,6 +49,9 @@ function render({ model, el }) {
     if (selected.request !== undefined) { const lane = view.laneOf(selected.request); return new Set(lane === undefined ? [] : [lane]); }
     return new Set(selected.block !== undefined && pool && selected.block < film.numBlocks ? ownersOf(pool, selected.block) : []);
   };
+  const chosen = () => (state.selected.block !== undefined && state.pool && state.selected.block < film.numBlocks ? state.selected.block : -1);
+  view.selectedBlocks = () => new Set(chosen() < 0 ? [] : [chosen()]);
+  view.chainBlocks = () => (chosen() < 0 || !state.frame.cached.size ? new Set() : chainOf(state.frame.cached, chosen()));
   view.select = (selected) => {
     state.selected = selected;
     model.set("selected", selected);
@@ -53,6 +61,14 @@ function render({ model, el }) {
   view.toggle = (selected) => view.select(JSON.stringify(selected) === JSON.stringify(state.selected) ? {} : selected);
 
   // -- time ---------------------------------------------------------------------------------------------------
+  view.marks = () => marksOf(model);
+  // A condition came true at this step.
+  view.arrive = ([step, cause]) => { view.go(step); announce(`Stopped at step ${step}: ${cause}`); };
+  function announce(text) {
+    notice.textContent = text;
+    notice.hidden = !text;
+    notice.dataset.at = state.frame.step;
+  }
   view.go = (step, tell = true) => {
     const to = clamp(step, film.first, film.last);
     if (to === state.frame.step && state.pool) return;
@@ -69,10 +85,11 @@ function render({ model, el }) {
   view.isPlaying = () => state.playing || !!model.get("driving");
   view.togglePlay = () => (view.isPlaying() ? view.pause() : begin());
   view.pause = () => {
-    if (model.get("driving")) request(0, true);
+    if (model.get("driving")) request(0, { pause: true });
     if (!state.playing) return;
     state.playing = false;
     clearInterval(timer);
+    if (grown) keep();
     controls.draw();
   };
   function begin() {
@@ -84,7 +101,9 @@ function render({ model, el }) {
       if (!root.isConnected) return view.pause();
       if (steps < 1 || ask) return;
       due = Math.max(due + (steps * 1000) / controls.speed(), now - 1000);
-      if (state.frame.step < film.last) view.go(state.frame.step + steps);
+      const from = state.frame.step, to = Math.min(from + steps, film.last), stop = view.marks().find(([step]) => step > from && step <= to);
+      if (stop) { view.pause(); view.arrive(stop); }
+      else if (from < film.last) view.go(to);
       else if (state.isLive) advance(steps);
       else view.pause();
     }, FRAME_MS);
@@ -96,12 +115,13 @@ function render({ model, el }) {
     wanted = Math.min(wanted + steps, 100);
     if (!ask) { request(wanted); wanted = 0; }
   }
-  function request(steps, pause = false) {
-    ask = Date.now();
-    model.set("ask", { id: ask, steps, pause, have: film.last });
+  function request(steps, more = {}) {
+    ask = Math.max(ask + 1, Date.now());
+    model.set("ask", { id: ask, steps, have: film.last, ...more });
     model.save_changes();
     watch();
   }
+  view.request = (more) => request(0, more);
   function watch() {
     const id = ask;
     setTimeout(() => {
@@ -116,27 +136,46 @@ function render({ model, el }) {
   }
   function answered() {
     const answer = model.get("answer") ?? {};
-    if (answer.more !== undefined) state.isIdle = answer.more === false;
+    if (answer.more !== undefined) state.isIdle = answer.more === false && !answer.stop;
+    if (answer.stop) view.arrive(answer.stop);
     if (answer.id && answer.id === ask) {
       ask = 0;
       complain(answer.error ?? "");
+      breaks.answered(answer.watch);
       if (answer.error || answer.more === false) view.pause();
       if (wanted && !answer.error && answer.more !== false) request(wanted);
       wanted = 0;
     } else if (answer.error) complain(answer.error);
     controls.draw();
+    breaks.draw();
   }
 
   function absorb(name) {
-    const following = state.frame.step >= film.last;
+    const following = state.frame.step >= film.last, before = film.last;
     if (!film.add(model.get(name))) { if (!ask) request(0); return; }
     state.version++;
+    grown ||= film.last > before;
     if (ask) complain("");
     const at = following ? film.last : state.frame.step;
     state.frame = film.frame(clamp(at, film.first, film.last));
     state.pool = poolOf(film, state.frame);
     draw();
+    if (model.get("driving")) { model.set("seen", film.last); model.save_changes(); }  // the next frame may come
   }
+
+  // The picture that a saved notebook shows: the kernel puts it into the output, which Jupyter then draws anew.
+  function keep() {
+    grown = false;
+    if (!state.isLive) return;
+    const output = root.closest(".jp-OutputArea-output");
+    if (output) {  // the page stays where it is meanwhile
+      output.style.minHeight = `${output.offsetHeight}px`;
+      setTimeout(() => (output.style.minHeight = ""), 2000);
+    }
+    refocus = root.contains(document.activeElement);
+    request(0, { keep: true });
+  }
+  root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && event.relatedTarget && !root.contains(event.relatedTarget)) keep(); }, { signal });
 
   // -- drawing ------------------------------------------------------------------------------------------------
   function draw() {
@@ -145,10 +184,15 @@ function render({ model, el }) {
     root.dataset.step = state.frame.step;
     root.dataset.last = film.last;
     root.classList.toggle("has-selection", view.linkedLanes().size > 0);
+    if (!notice.hidden && notice.dataset.at !== root.dataset.step) announce("");
+    breaks.draw();
     say.setAttribute("aria-live", view.isPlaying() ? "off" : "polite");  // ten sentences a second help nobody
     if (say.textContent !== state.frame.say) say.textContent = state.frame.say;
     controls.draw();
-    for (const pane of panes) pane.draw();
+    for (const pane of panes) {
+      if (pane.name === "chains") pane.node.hidden = panes.length > 1 && !film.has("chains");
+      if (!pane.node.hidden) pane.draw();
+    }
   }
   view.tip = (told, near) => {
     tipBox.hidden = !told;
@@ -163,7 +207,7 @@ function render({ model, el }) {
   keys(view);
   const on = { "change:tail": () => absorb("tail"), "change:answer": answered, "change:driving": () => controls.draw(),
     "change:live": sync, "change:cursor": () => { if (model.get("cursor") !== state.frame.step) view.go(model.get("cursor"), false); },
-    "change:selected": () => { state.selected = model.get("selected") ?? {}; draw(); } };
+    "change:breaks": draw, "change:watching": draw, "change:selected": () => { state.selected = model.get("selected") ?? {}; draw(); } };
   function sync() { state.isLive = !!model.get("live"); controls.draw(); }
   el.append(root);
   film.add(model.get("film"));
@@ -177,6 +221,7 @@ function render({ model, el }) {
   let seen = root.clientWidth;
   const sizes = new ResizeObserver(() => { if (Math.abs(root.clientWidth - seen) > 4) { seen = root.clientWidth; draw(); } });
   sizes.observe(root);
+  if (refocus) requestAnimationFrame(() => { refocus = false; if (document.activeElement === document.body) view.takeKeys(); });
   return () => {
     abort.abort();
     clearInterval(timer);

@@ -1,18 +1,26 @@
 // What blocks, requests and cells of the timeline say, on hover, in the details and to screen readers.
+const KIND = { free: "free", used: "in use", shared: "shared", reserved: "reserved, holds no token yet", pinned: "held by a pin", cached: "cached, idle: nobody uses it" };
+
 function tellBlock(film, frame, pool, block) {
-  const lane = pool.lane[block];
-  if (lane < 0) return { title: `block ${block}`, rows: [["state", "free"]], say: `block ${block}: free` };
-  const logical = pool.logical[block], size = film.blockSize, fill = pool.fill[block], first = logical * size;
-  const owners = ownersOf(pool, block).map((o) => film.lanes[o].rid).join(" and ");
-  const state = fill < size ? "partly filled" : "full", written = pool.written[block] ? ", written in this step" : "";
+  const lane = pool.lane[block], size = film.blockSize, fill = pool.fill[block], kind = stateOf(pool, block), users = pool.refs[block];
+  const key = pool.key[block] < 0 ? [] : [["cached as", `key ${pool.key[block]}${parentOf(frame, block)}`]];
+  if (lane < 0) return { title: `block ${block}`, rows: [["state", KIND[kind]], ...(users ? [["ref count", users]] : []), ...key], say: `block ${block}: ${KIND[kind]}` };
+  const logical = pool.logical[block], first = logical * size, owners = ownersOf(pool, block).map((o) => film.lanes[o].rid).join(" and ");
+  const state = `${kind === "used" ? "" : `${KIND[kind]}, `}${fill < size ? "partly filled" : "full"}`, written = pool.written[block] ? ", written in this step" : "";
   const tokens = fill ? `${first} to ${first + fill - 1}` : "none yet";
   return {
     title: `block ${block}`,
-    rows: [["state", state + written], ["owner", owners], ["logical block", logical], ["tokens", tokens],
-      ["fill", `${fill} of ${size} slots`], ["ref count", pool.refs[block]],
-      ["allocated at", `step ${heldSince(film, block, lane, logical, frame.step)}`]],
-    say: `block ${block}: ${owners}, logical block ${logical}, ${fill ? `tokens ${tokens}, ` : ""}${fill} of ${size} slots filled, ref count ${pool.refs[block]}${written}`,
+    rows: [["state", state + written], [kind === "shared" ? "owners" : "owner", owners], ["logical block", logical], ["tokens", tokens],
+      ["fill", `${fill} of ${size} slots`], ["ref count", users], ...key, ["allocated at", `step ${heldSince(film, block, lane, logical, frame.step)}`]],
+    say: `block ${block}: ${owners}, logical block ${logical}, ${fill ? `tokens ${tokens}, ` : ""}${fill} of ${size} slots filled, ref count ${users}${written}`,
   };
+}
+const parentOf = (frame, block) => { const parent = frame.cached.get(block)?.[1] ?? -1; return parent < 0 ? ", the start of a prompt" : `, after key ${parent}`; };
+
+function tellShort(film, pool, block) {
+  const lane = pool.lane[block], kind = stateOf(pool, block);
+  if (lane < 0) return `block ${block}, ${KIND[kind]}`;
+  return `block ${block}, ${film.lanes[lane].rid}, ${pool.fill[block]} of ${film.blockSize}${pool.refs[block] > 1 ? `, ${pool.refs[block]} users` : ""}`;
 }
 
 function tellRequest(film, frame, number) {
@@ -21,7 +29,7 @@ function tellRequest(film, frame, number) {
   if (!row) rows.push(["state", frame.step < lane.from ? "not submitted yet" : "finished"]);
   else {
     rows.push(["state", DID[film.didAt(number, frame.step)] + (row.scheduled ? `, ${plural(row.scheduled, "token")} in this step` : "")]);
-    rows.push(["tokens", `${row.computed} of ${row.tokens} computed`], ["prompt", plural(lane.prompt, "token")], ["blocks", row.table.length]);
+    rows.push(["tokens", `${fmt(row.computed)} of ${fmt(row.tokens)} computed`], ["prompt", plural(lane.prompt, "token")], ["blocks", fmt(row.table.length)], ...(row.host.length ? [["host blocks", row.host.length]] : []));
     if (row.why) rows.push(["waits because", row.why]);
   }
   for (const { kind, text } of note) rows.push([kind, text]);
@@ -29,10 +37,10 @@ function tellRequest(film, frame, number) {
 }
 
 function tellCell(film, number, step) {
-  const lane = film.lanes[number], did = film.didAt(number, step), line = film.line(step), n = line.n?.[number];
+  const lane = film.lanes[number], did = film.didAt(number, step), line = film.line(step), n = film.tokensAt(number, step);
   const rows = [["step", step], ["did", DID[did]]];
   if (n) {
-    const r = line.r?.[number], row = film.frame(step).rows.get(number), end = r?.[1] ?? row?.computed;
+    const end = film.frame(step).rows.get(number)?.computed;
     rows.push(["tokens", end ? `${n}, positions ${end - n} to ${end - 1}` : n]);
   }
   const why = film.frame(step).rows.get(number)?.why;

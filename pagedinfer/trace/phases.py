@@ -1,0 +1,108 @@
+"""Where each request's time went: one phase for each step from its submission to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pagedinfer.trace import events as ev
+from pagedinfer.trace.metrics import Life
+from pagedinfer.trace.moments import Moment, moments
+
+if TYPE_CHECKING:
+    from pagedinfer.trace.recording import Recording
+
+__all__ = ["PHASES", "Phases", "phases"]
+
+PHASES = {
+    "queue": "it waited, never admitted so far",
+    "prefill": "its prompt was computed, up to its first token",
+    "decode": "it got a further token",
+    "recompute": "tokens that a preemption had cost it were computed again",
+    "stall": "it had a place in the batch and was left out",
+    "preempted": "it had lost its place",
+}
+"""Every phase and what it means. A step in which the first token comes is prefill, one of a preemption preempted."""
+
+
+@dataclass(slots=True)
+class Phases:
+    """A request's steps by phase.
+
+    Attributes:
+        life: the request.
+        by_step: step -> phase, from the step after its submission to its last.
+        recomputed: step -> tokens computed again in it, because a preemption had thrown them away.
+    """
+
+    life: Life
+    by_step: dict[int, str] = field(default_factory=dict)
+    recomputed: dict[int, int] = field(default_factory=dict)
+    _high: int = 0  # tokens computed at least once
+    _has_place: bool = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Steps of each phase, every phase named."""
+        found = Counter(self.by_step.values())
+        return {phase: found[phase] for phase in PHASES}
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens computed again, in all steps."""
+        return sum(self.recomputed.values())
+
+    def runs(self) -> list[tuple[str, int, int]]:
+        """(phase, first step, last step) of each stretch, in order."""
+        found: list[tuple[str, int, int]] = []
+        for step, phase in self.by_step.items():
+            if found and found[-1][0] == phase and found[-1][2] == step - 1:
+                found[-1] = phase, found[-1][1], step
+            else:
+                found.append((phase, step, step))
+        return found
+
+    def steps(self, *wanted: str) -> list[int]:
+        """The steps spent in any of the phases."""
+        return [step for step, phase in self.by_step.items() if phase in wanted]
+
+    def moved(self, event: ev.Admit | ev.Resume | ev.Preempt) -> None:
+        """It got a place in the batch, or lost it."""
+        self._has_place = not isinstance(event, ev.Preempt)
+
+    def look(self, moment: Moment, got_token: bool) -> None:
+        """Add the step that `moment` ends."""
+        rid, life = self.life.rid, self.life
+        start, end = moment.spans.get(rid, (0, 0))
+        again = max(0, min(end, self._high) - start)
+        if again:
+            self.recomputed[moment.step] = again
+        self._high = max(self._high, end)
+        if rid in moment.spans:
+            first = not life.steps.tokens or life.steps.tokens[0] == moment.step
+            phase = "recompute" if again and not got_token else "prefill" if first else "decode"
+        elif life.steps.admitted is None:
+            phase = "queue"
+        else:
+            phase = "stall" if self._has_place else "preempted"
+        self.by_step[moment.step] = phase
+
+
+def phases(recording: Recording) -> list[Phases]:
+    """The phases of every request that was submitted while the recording ran, in order of submission."""
+    found: dict[int, Phases] = {}
+    for moment in moments(recording):
+        here = {rid: found.setdefault(id(life), Phases(life)) for rid, life in moment.lives.items()}
+        tokens: dict[str, int] = {}
+        for event in moment.events:
+            if isinstance(event, ev.Admit | ev.Resume | ev.Preempt) and event.rid in here:
+                here[event.rid].moved(event)
+            elif isinstance(event, ev.Commit):
+                tokens = event.tokens
+        for rid, one in here.items():
+            times = one.life.steps
+            came, ended = times.submitted or 0, times.finished
+            if moment.is_done and came < moment.step and (ended is None or ended >= moment.step):
+                one.look(moment, rid in tokens)
+    return list(found.values())

@@ -1,0 +1,148 @@
+"""What the prefix cache holds, folded from a recording's events: cached blocks, hits, last use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pagedinfer.trace import events as ev
+from pagedinfer.trace.metrics import kept_events
+from pagedinfer.trace.recording import Recording
+from pagedinfer.views.marks import block_names
+
+__all__ = ["CachedPrefix", "PrefixCache", "prefix_caches"]
+
+
+@dataclass(slots=True)
+class CachedPrefix:
+    """One cached block: the tokens that `key` stands for, after those of `parent` (-1: at the start of a prompt).
+
+    Attributes:
+        published, used: steps in which it was cached, and last cached or hit. hits: lookups that took it.
+        priority: how long it stays: 0 goes first, 101 is pinned; None where nobody said.
+    """
+
+    key: int
+    parent: int
+    block_id: int
+    published: int
+    used: int
+    hits: int = 0
+    priority: int | None = None
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """The prefix cache at the end of a step, folded from its events. Of several groups of layers it is the first one's.
+
+    Attributes:
+        prefixes: cached blocks by key, in order of publication.
+        lookups, hits: admissions that asked, and those that found something. num_cached_tokens: found by all of them.
+        asked_tokens: tokens that the requests which asked had then.
+        causes: what happened in this step: hits and evictions, in words.
+    """
+
+    block_size: int = 1
+    step: int = 0
+    prefixes: dict[int, CachedPrefix] = field(default_factory=dict)
+    lookups: int = 0
+    hits: int = 0
+    num_cached_tokens: int = 0
+    asked_tokens: int = 0
+    causes: list[str] = field(default_factory=list)
+    _keys: dict[str, list[int]] = field(default_factory=dict)
+    _lengths: dict[str, int] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)  # keys that were cached once
+    _at: dict[int, int] = field(default_factory=dict)  # block -> key
+
+    def begin(self, step: int) -> None:
+        """Open a step."""
+        self.step, self.causes = step, []
+
+    def apply(self, event: ev.Event) -> None:
+        """Take in an event; those of cancelled plans must not come here."""
+        match event:
+            case ev.Meta():
+                self.block_size = int(event.config.get("block_size", 1))
+            case ev.Submit():
+                self._keys[event.rid], self._lengths[event.rid] = list(event.keys), event.num_prompt_tokens
+            case ev.Fork():
+                self._keys[event.rid] = list(event.keys)
+                self._lengths[event.rid] = self._lengths.get(event.parent, 0)
+            case ev.Commit():
+                for rid, keys in event.keys.items():
+                    self._keys.setdefault(rid, []).extend(keys)
+                for rid, n in event.tokens.items():
+                    self._lengths[rid] = self._lengths.get(rid, 0) + n
+            case ev.Cache() if event.group == 0:
+                self._publish(event)
+            case ev.Hit():
+                self._hit(event)
+            case ev.Evict() | ev.Reset():
+                gone = [block_id for block_id in event.pblks if self._drop(block_id)]
+                if gone:
+                    what = "evicted" if isinstance(event, ev.Evict) else "emptied"
+                    self.causes.append(f"{what}: blocks {block_names(gone)}: {event.why}")
+            case ev.Move():
+                moved = {to: self._at.pop(old) for old, to in event.pairs if old in self._at}
+                for block_id, key in moved.items():
+                    self._at[block_id], self.prefixes[key].block_id = key, block_id
+            case ev.Retain() | ev.Expire():
+                for block_id in event.pblks:
+                    if block_id in self._at:
+                        kept = event.priority if isinstance(event, ev.Retain) else None
+                        self.prefixes[self._at[block_id]].priority = kept
+
+    def _publish(self, event: ev.Cache) -> None:
+        chain, parent = self._keys.get(event.rid, []), event.parent
+        before = dict(zip(chain[1:], chain, strict=False))  # blocks between may be cached as another's
+        for block_id, key in zip(event.pblks, event.keys, strict=True):
+            parent = before.get(key, parent)
+            self._seen.add(key)
+            if (known := self.prefixes.get(key)) is not None:
+                self._at.pop(known.block_id, None)
+                known.block_id, known.used = block_id, self.step
+            else:
+                self.prefixes[key] = CachedPrefix(key, parent, block_id, self.step, self.step)
+            self._at[block_id], parent = key, key
+
+    def _hit(self, event: ev.Hit) -> None:
+        self.lookups += 1
+        self.asked_tokens += self._lengths.get(event.rid, 0)
+        self.num_cached_tokens += event.n
+        if not event.n:
+            return
+        self.hits += 1
+        for key in self._keys.get(event.rid, [])[: -(-event.n // self.block_size)]:
+            if key in self.prefixes:
+                self.prefixes[key].hits += 1
+                self.prefixes[key].used = self.step
+        self.causes.append(f"{event.rid} found {event.n} tokens{f': {event.why}' if event.why else ''}")
+
+    def _drop(self, block_id: int) -> bool:
+        key = self._at.pop(block_id, None)
+        return key is not None and self.prefixes.pop(key, None) is not None
+
+    def is_orphan(self, prefix: CachedPrefix) -> bool:
+        """Whether what came before it was cached and is no more: no lookup finds it until that is back."""
+        return prefix.parent in self._seen and prefix.parent not in self.prefixes
+
+    def children(self) -> dict[int, list[CachedPrefix]]:
+        """Parent key -> those after it. A prefix whose parent is gone stands under -1 with those that start prompts."""
+        found: dict[int, list[CachedPrefix]] = {}
+        for prefix in self.prefixes.values():
+            found.setdefault(prefix.parent if prefix.parent in self.prefixes else -1, []).append(prefix)
+        return found
+
+
+def prefix_caches(recording: Recording) -> Iterator[PrefixCache]:
+    """The cache at the end of every step in turn: one object that changes, so read it before going on."""
+    by_step: dict[int, list[ev.Event]] = {}
+    for event in kept_events(recording.events):
+        by_step.setdefault(event.step, []).append(event)
+    cache = PrefixCache()
+    for step in range(recording.first_step, recording.last_step + 1):
+        cache.begin(step)
+        for event in by_step.get(step, ()):
+            cache.apply(event)
+        yield cache

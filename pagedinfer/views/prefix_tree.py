@@ -1,0 +1,202 @@
+"""Prefix tree: what the prefix cache holds, which prefix follows which, how often each was hit and how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from pagedinfer.trace.recording import Recording
+from pagedinfer.views.marks import PATTERNS, SMALL, block_names, hatched, heading, share, wrapped
+from pagedinfer.views.prefix_cache import CachedPrefix, PrefixCache, prefix_caches
+from pagedinfer.views.stepped import Sheet, SteppedView
+from pagedinfer.views.svg import fit, number, rect, text, translate
+
+__all__ = ["PrefixTree"]
+
+ROW, MAX_ROWS, ROOT = 38, 16, 10
+UNIT = 64
+"""Most pixels of a block."""
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A chain of prefixes that differ in nothing: one cell of the drawing, `top` and `rows` in leaf rows."""
+
+    chain: list[CachedPrefix]
+    depth: int
+    users: int
+    top: int = 0
+    rows: int = 1
+
+
+class PrefixTree(SteppedView):
+    """The prefix cache as a tree, prompts from left to right: a cell is one or more blocks, right of it what follows.
+
+    Cells say how often they were hit, their age (steps since they were cached or hit last, also as a bar below) and
+    their blocks; solid edges are in use by requests, dashed ones idle: the next to be evicted.
+
+    Args:
+        recording: a run with prefix caching.
+        step: the step to open at.
+    """
+
+    name = "Prefix tree"
+
+    def __init__(self, recording: Recording, *, step: int = -1, title: str = "Prefix tree") -> None:
+        self.recording = recording
+        self._caches: Iterator[PrefixCache] = iter(())
+        self._now: PrefixCache | None = None
+        super().__init__(title, recording.first_step, recording.last_step, step)
+
+    def cache(self, step: int | None = None) -> PrefixCache:
+        """The cache at a step: read it before you ask for another. Asking for later steps in turn is quick."""
+        step = self.clamp(step)
+        if self._now is None or self._now.step > step:
+            self._caches = prefix_caches(self.recording)
+            self._now = next(self._caches)
+        while self._now.step < step:
+            self._now = next(self._caches)
+        return self._now
+
+    # -- drawing --------------------------------------------------------------------------------------------------
+
+    def sheet(self, step: int, width: int) -> Sheet:
+        """The tree, and what happened in this step."""
+        cache, users = self.cache(step), self.recording.at(step).ref_counts
+        cells, hidden = self._cells(cache, users)
+        sheet = Sheet(width, self._words(cache, users))
+        sheet.notes = [*cache.causes, *(_cell_words(cell, cache) for cell in cells)]
+        if hidden:
+            sheet.notes.append(f"and {hidden} more branches")
+        sheet.add([PATTERNS], 0)
+        sheet.add(*heading(self.title, sheet.words, width))
+        sheet.height += 6
+        rows = max((cell.top + cell.rows for cell in cells), default=0)
+        if cells:
+            deepest = max(cell.depth + len(cell.chain) for cell in cells)
+            unit = min(UNIT, (width - ROOT - 4) / deepest)
+            oldest = max(1, *(step - cell.chain[0].used for cell in cells))
+            parts = [rect("pi-muted", 0, 0, 4, rows * ROW - 4)]
+            parts += [part for cell in cells for part in self._cell(cell, cache, unit, oldest)]
+            sheet.add(parts, rows * ROW)
+            sheet.add([text(0, 12, "start of prompts", SMALL)], 20)
+        else:
+            sheet.add([text(0, 14, "Nothing is cached at this step.", "pi-muted")], 24)
+        if hidden:
+            sheet.add([text(0, 12, f"and {hidden} more branches, used longer ago", SMALL)], 20)
+        for cause in cache.causes[:4]:
+            sheet.add(*wrapped(cause, 12, width))
+        if len(cache.causes) > 4:
+            sheet.add([text(0, 12, f"and {len(cache.causes) - 4} more", SMALL)], 18)
+        sheet.add(_legend(width), 62 if width < 640 else 40)
+        return sheet
+
+    def _words(self, cache: PrefixCache, users: dict[int, int]) -> str:
+        busy = sum(users.get(prefix.block_id, 0) > 0 for prefix in cache.prefixes.values())
+        idle = len(cache.prefixes) - busy
+        words = f"step {cache.step}: {len(cache.prefixes)} cached blocks, {busy} in use, {idle} idle; "
+        words += (
+            f"{cache.hits} of {cache.lookups} lookups hit, {cache.num_cached_tokens} of {cache.asked_tokens} "
+        )
+        return f"{words}tokens ({share(cache.num_cached_tokens, cache.asked_tokens)})"
+
+    def _cells(self, cache: PrefixCache, users: dict[int, int]) -> tuple[list[_Cell], int]:
+        """The cells from top to bottom, and how many branches are left out."""
+        children = cache.children()
+        leaves = [prefix for prefix in cache.prefixes.values() if prefix.key not in children]
+        recent = sorted(leaves, key=lambda leaf: -leaf.used)[:MAX_ROWS]
+        shown: set[int] = set()
+        for leaf in recent:
+            at: CachedPrefix | None = leaf
+            while at is not None and at.key not in shown:
+                shown.add(at.key)
+                at = cache.prefixes.get(at.parent)
+        cells: list[_Cell] = []
+        row = 0
+        stack = [(prefix, 0, None) for prefix in reversed(children.get(-1, [])) if prefix.key in shown]
+        todo: list[tuple[CachedPrefix, int, _Cell | None]] = list(stack)
+        parents: dict[int, _Cell | None] = {}
+        while todo:
+            prefix, depth, above = todo.pop()
+            cell = _Cell([prefix], depth, users.get(prefix.block_id, 0), row)
+            after = [p for p in children.get(prefix.key, []) if p.key in shown]
+            while len(after) == 1 and _alike(cell, after[0], users):
+                cell.chain.append(after[0])
+                after = [p for p in children.get(after[0].key, []) if p.key in shown]
+            parents[len(cells)] = above
+            cells.append(cell)
+            todo += [(p, depth + len(cell.chain), cell) for p in reversed(after)]
+            if not after:
+                row += 1
+        for i in reversed(range(len(cells))):
+            if (above := parents[i]) is not None:
+                above.rows = max(above.rows, cells[i].top + cells[i].rows - above.top)
+        return cells, len(leaves) - len(recent)
+
+    def _cell(self, cell: _Cell, cache: PrefixCache, unit: float, oldest: int) -> list[str]:
+        """The cell, and apart from it what changes with every step: its age."""
+        x, y = ROOT + cell.depth * unit, cell.top * ROW
+        w, h = len(cell.chain) * unit - 3, cell.rows * ROW - 4
+        prefix, age = cell.chain[0], cache.step - cell.chain[0].used
+        edge = 'fill-opacity=".38"' if cell.users else 'fill-opacity=".12" stroke-dasharray="4 3"'
+        body = rect("pi-live pi-s-ink" if cell.users else "pi-live pi-s-muted", x, y, w, h, 0, edge)
+        if prefix.priority is not None and prefix.priority > 100:
+            body += hatched("idle", x, y, w, h)
+        hits, blocks, names = f"×{prefix.hits}", len(cell.chain), block_names(p.block_id for p in cell.chain)
+        wide = w >= 12 * len(hits) + 46
+        body += text(x + 4, y + 13, hits, "pi-ink pi-small pi-strong pi-num")
+        line = f"blocks {names}" if blocks > 1 else f"block {names}"
+        line = line if _fits(line, w) or blocks == 1 else f"{blocks} blocks"
+        if h >= (26 if wide else 44) and _fits(line, w):
+            body += text(x + 4, y + (26 if wide else 39), line, "pi-ink pi-small pi-num")
+        at = f'data-k="{prefix.key}" data-x="{number(x)}" data-y="{number(y)}"'
+        out = [f"<g {at}><title>{escape(_cell_words(cell, cache))}</title>{body}</g>"]
+        out.append(rect("pi-slack", x + 1, y + h - 4, (w - 2) * age / oldest, 3))
+        if _fits(f"age {age}", w):
+            place = (x + 4 + 7 * len(hits) + 8, y + 13) if wide else (x + 4, y + 26)
+            out.append(text(*place, f"age {age}", "pi-ink pi-small pi-num"))
+        return out
+
+
+def _fits(words: str, width: float) -> bool:
+    return fit(words, width - 5, 11) == words
+
+
+def _alike(cell: _Cell, prefix: CachedPrefix, users: dict[int, int]) -> bool:
+    last = cell.chain[-1]
+    same = (last.hits, last.used, last.priority) == (prefix.hits, prefix.used, prefix.priority)
+    return same and users.get(prefix.block_id, 0) == cell.users
+
+
+def _cell_words(cell: _Cell, cache: PrefixCache) -> str:
+    prefix, size = cell.chain[0], cache.block_size
+    many = "s" if len(cell.chain) > 1 else ""
+    words = f"block{many} {block_names(p.block_id for p in cell.chain)}: tokens {cell.depth * size} to "
+    words += (
+        f"{(cell.depth + len(cell.chain)) * size - 1}, hits {prefix.hits}, last used in step {prefix.used}, "
+    )
+    words += f"in use by {cell.users}" if cell.users else "idle"
+    if prefix.priority is not None:
+        words += ", pinned" if prefix.priority > 100 else f", retention priority {prefix.priority}"
+    return words + (", what came before it is gone" if cache.is_orphan(prefix) else "")
+
+
+def _legend(width: float) -> list[str]:
+    box = (0, -11, 22, 13)
+    marks = (
+        ("in use", rect("pi-live pi-s-ink", *box, 0, 'fill-opacity=".38"')),
+        ("idle", rect("pi-live pi-s-muted", *box, 0, 'fill-opacity=".12" stroke-dasharray="4 3"')),
+        ("pinned", rect("pi-live pi-s-ink", *box, 0, 'fill-opacity=".38"') + hatched("idle", *box)),
+        ("×3: hits", ""),
+        ("age: steps since cached or hit, bar to the oldest", rect("pi-slack", 0, -4, 22, 3)),
+    )
+    x, y, out = 0.0, 22.0, []
+    for name, mark in marks:
+        room = 28 if mark else 0
+        wide = room + 22 + 5.8 * len(name)
+        if x and x + wide > width:
+            x, y = 0.0, y + 20
+        out += [translate(x, y, mark), text(x + room, y, name, SMALL)]
+        x += wide
+    return out

@@ -1,0 +1,114 @@
+// Prefix chains: cached blocks as they follow each other. A row goes on where its chain does; a branch begins a row of its own.
+const CHAIN = { w: 46, h: 24, rows: 60 };
+
+// Rows of [depth, blocks]: the trie of cached blocks, its first child in line with its parent. Twin of views/chains.py.
+function chainRows(cached) {
+  const holder = new Map(), children = new Map(), roots = [], rows = [];
+  for (const block of [...cached.keys()].sort((a, b) => a - b)) if (!holder.has(cached.get(block)[0])) holder.set(cached.get(block)[0], block);
+  for (const [key, block] of holder) {
+    const parent = cached.get(block)[1];
+    if (!holder.has(parent)) roots.push(block);
+    else if (children.has(parent)) children.get(parent).push(block);
+    else children.set(parent, [block]);
+  }
+  const open = roots.sort((a, b) => a - b).reverse().map((block) => [0, block]);
+  while (open.length) {
+    const [depth, first] = open.pop(), row = [], branches = [];
+    for (let block = first; block !== undefined;) {
+      row.push(block);
+      const [next, ...others] = (children.get(cached.get(block)[0]) ?? []).sort((a, b) => a - b);
+      branches.push(...others.map((other) => [depth + row.length, other]));
+      block = next;
+    }
+    open.push(...branches);
+    rows.push([depth, row]);
+  }
+  return rows;
+}
+
+// The cached blocks before and after one, itself included.
+function chainOf(cached, block) {
+  const chain = new Set();
+  if (!cached.has(block)) return chain;
+  const at = new Map([...cached].map(([b, [key]]) => [key, b])), after = new Map();
+  for (const [b, [, parent]] of cached) after.set(parent, [...(after.get(parent) ?? []), b]);
+  for (let b = block; b !== undefined && !chain.has(b); b = at.get(cached.get(b)[1])) chain.add(b);
+  const open = [block];
+  while (open.length) for (const b of after.get(cached.get(open.pop())[0]) ?? []) if (!chain.has(b)) { chain.add(b); open.push(b); }
+  return chain;
+}
+
+function chainsPane(view) {
+  const svg = make("svg:svg", { class: "pi-chains", role: "group", "aria-label": "Prefix chains. Arrow keys move, Enter selects." }), head = make("span", { class: "pi-sub" });
+  const scroll = make("div", { class: "pi-scroll pi-plot" }, svg), pane = view.card("chains", "Prefix chains", head, scroll, make("p", { class: "pi-hint" }, "A cell is a cached block with its users; the next cell holds the tokens that follow."));
+  let cells = new Map(), order = [], focused = -1, drawn = "", said = "";
+
+  const draw = () => {
+    const { frame, pool } = view.state, width = view.widthOf(scroll), key = `${frame.step}/${width}/${view.state.version}`;
+    if (key !== drawn) { drawn = key; build(width); }
+    const linked = view.linkedLanes(), chosen = view.selectedBlocks(), chain = view.chainBlocks();
+    head.textContent = said;
+    for (const [block, node] of cells) {
+      const mine = linked.size > 0 && ownersOf(pool, block).some((lane) => linked.has(lane));
+      node.classList.toggle("is-linked", mine);
+      node.classList.toggle("is-chained", chain.has(block));
+      node.setAttribute("aria-pressed", chosen.has(block));
+    }
+  };
+
+  function build(width) {
+    const { film, frame, pool } = view.state, rows = chainRows(frame.cached), fits = Math.max(3, Math.floor((width - 8) / CHAIN.w)), out = [];
+    said = rows.length ? `${plural(frame.cached.size, "cached block")} in ${plural(rows.length, "chain")}` : "no block is cached at this step";
+    const old = cells.get(focused)?.contains(document.activeElement);
+    cells = new Map(); order = [];
+    rows.slice(0, CHAIN.rows).forEach(([depth, row], i) => {
+      const y = i * (CHAIN.h + 6) + 2, start = Math.min(depth, fits - 2), room = fits - start, shown = row.length > room ? row.slice(0, room - 1) : row;
+      if (depth) out.push(make("svg:path", { class: "pi-branch", d: `M${start * CHAIN.w - 10} ${y - 6}v${CHAIN.h / 2 + 6}h10` }));
+      shown.forEach((block, j) => {
+        const node = cellOf(film, frame, pool, block, (start + j) * CHAIN.w, y, depth + j);
+        cells.set(block, node); order.push(block); out.push(node);
+      });
+      if (shown.length < row.length) out.push(make("svg:text", { x: (start + shown.length) * CHAIN.w + 4, y: y + 16, class: "pi-start" }, `+${row.length - shown.length}`));
+    });
+    const most = Math.min(rows.length, CHAIN.rows), height = Math.max(1, most * (CHAIN.h + 6)) + (rows.length > most ? 18 : 0);
+    if (rows.length > most) out.push(make("svg:text", { x: 2, y: height - 4, class: "pi-start" }, `and ${fmt(rows.length - most)} more chains`));
+    set(svg, { width, height });
+    svg.replaceChildren(...out);
+    if (!cells.has(focused)) focused = order[0] ?? -1;
+    cells.get(focused)?.setAttribute("tabindex", 0);
+    if (old) cells.get(focused)?.focus({ preventScroll: true });
+  }
+
+  function cellOf(film, frame, pool, block, x, y, depth) {
+    const lane = pool.lane[block], idle = lane < 0, w = CHAIN.w - 4;
+    const node = make("svg:g", { "data-chain": block, role: "button", tabindex: -1, "aria-pressed": "false", transform: `translate(${x} ${y})`, class: `pi-link${lane < 0 ? "" : ` pi-c${colourOf(lane)}`}`,
+      "aria-label": `${tellShort(film, pool, block)}, place ${depth} of its prefix` });
+    node.append(make("svg:rect", { class: idle ? "pi-cached" : "pi-tint", width: w, height: CHAIN.h, rx: 3 }), ...(idle ? [make("svg:rect", { width: w, height: CHAIN.h, rx: 3, fill: `url(#${view.id}-cached)` })] : []),
+      ...(lane < 0 ? [] : [make("svg:rect", { width: 8, height: CHAIN.h, rx: 3, fill: paintOf(view.id, lane) })]),
+      ...(idle ? [make("svg:rect", { class: "pi-plate", x: 4, y: 4, width: w - 8, height: CHAIN.h - 8, rx: 2 })] : []),
+      make("svg:text", { x: w / 2 + (lane < 0 ? 0 : 4), y: 16, class: "pi-name" }, pool.refs[block] > 1 ? `${block}×${pool.refs[block]}` : `${block}`));
+    return node;
+  }
+
+  const cellAt = (event) => event.target.closest?.("[data-chain]");
+  svg.addEventListener("pointerdown", (event) => {
+    const node = cellAt(event);
+    if (!node) return;
+    event.preventDefault(); view.takeKeys(); view.toggle({ block: +node.dataset.chain });
+  }, { signal: view.signal });
+  svg.addEventListener("pointermove", (event) => { const node = cellAt(event), s = view.state; view.tip(node ? tellBlock(s.film, s.frame, s.pool, +node.dataset.chain) : null, event); }, { signal: view.signal });
+  svg.addEventListener("pointerleave", () => view.tip(null), { signal: view.signal });
+  svg.addEventListener("keydown", (event) => {
+    const by = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 }[event.key], to = order[order.indexOf(focused) + by];
+    if (to !== undefined) { cells.get(focused)?.setAttribute("tabindex", -1); focused = to; cells.get(to).setAttribute("tabindex", 0); cells.get(to).focus(); }
+    else if (event.key === "Enter" || event.key === " ") view.toggle({ block: focused });
+    else if (!by) return;
+    event.preventDefault(); event.stopPropagation();
+  }, { signal: view.signal });
+  svg.addEventListener("focusin", (event) => {
+    const node = cellAt(event), s = view.state;
+    if (node) view.tip(tellBlock(s.film, s.frame, s.pool, (focused = +node.dataset.chain)), node);
+  }, { signal: view.signal });
+  svg.addEventListener("focusout", () => view.tip(null), { signal: view.signal });
+  return { name: "chains", node: pane, draw };
+}

@@ -1,0 +1,249 @@
+"""Reports about one request: every statement beside the recording, and the re-simulation beside a fork by hand."""
+
+import pytest
+from simulated_runs import CROWDED, Run, random_run
+from test_metrics import twin_phases, without_cancelled
+
+from pagedinfer import EngineConfig, Recorder, SamplingParams
+from pagedinfer.engine.engine import Engine
+from pagedinfer.errors import ConfigError, UnknownRequest
+from pagedinfer.sim.fork import fork
+from pagedinfer.sim.simulated import SimulatedRunner
+from pagedinfer.sim.why import LOST, WAITING, default_candidates, why
+
+SMALL = EngineConfig(num_blocks=4, block_size=2, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=20)
+
+
+def story():
+    run = Run(SMALL)
+    run.submit("a", 3, 4)
+    run.submit("b", 3, 4)
+    return run.drain()
+
+
+def told(recording):
+    """The engine's own words for the one preemption of the story."""
+    return next(event.why for event in recording.events if event.kind == "preempt")
+
+
+def test_a_preempted_request():
+    recording = story()
+    report = why(recording, "b")
+    assert report.sentences == [
+        "b ended (length) after 6 steps: TTFT 1, 4 tokens produced.",
+        "Its 6 steps: prefill 1 (17%, step 1), decode 3 (50%, steps 2, 5 to 6), preempted 2 (33%, steps 3 to 4).",
+        "It waited 1 step, step 3: b was preempted in this step.",
+        "It waited 1 step, step 4: needs 3 blocks, 1 free.",
+        "In those 2 steps others were computed: a in 2.",
+        f"It was preempted, step 3: {told(recording)}.",
+        "4 tokens had to be computed again, step 5.",
+        "What would have helped most: num_blocks=6, E2E 2 steps shorter.",
+        "Re-simulated from the first step: num_blocks=6 (E2E 2 steps shorter), num_blocks=8 (E2E 2 steps shorter), "
+        "admission=full-reservation (TTFT 4 steps longer and E2E 2 steps longer).",
+        "Re-simulated without a difference to it: max_num_batched_tokens=32, max_num_seqs=8, "
+        "victim=fewest-tokens-lost, preempt_mode=swap, num_host_blocks=4.",
+    ]
+    assert str(report) == repr(report) == "\n".join(report.sentences)
+    assert report._repr_html_().startswith("<p><b>b ended (length)")
+    assert report._repr_html_().count("<li>") == 9
+
+
+def test_the_one_it_was_preempted_for():
+    recording = story()
+    report = why(recording, "a")
+    assert report.sentences == [
+        "a ended (length) after 4 steps: TTFT 1, 4 tokens produced.",
+        "Nothing waited: it was computed in every step, steps 1 to 4.",
+        f"b was preempted for it, step 3: {told(recording)}.",
+        "Nothing waited, so no change of the engine's settings was tried.",
+    ]
+    assert report.helps == []
+    assert report.best is None
+
+
+def test_an_idle_run():
+    run = Run()
+    run.submit("only", 3, 2)
+    report = why(run.drain(), "only")
+    assert report.sentences[1:] == [
+        "Nothing waited: it was computed in every step, steps 1 to 2.",
+        "Nothing waited, so no change of the engine's settings was tried.",
+    ]
+
+
+def test_head_of_line_blocking():
+    """c waits behind b, which needs more blocks than are free; c itself would have fit."""
+    run = Run(
+        EngineConfig(num_blocks=8, block_size=2, max_num_batched_tokens=16, max_num_seqs=4, watermark=0.0)
+    )
+    run.submit("a", 8, 4)
+    run.submit("b", 12, 2)
+    run.submit("c", 1, 1)
+    report = why(run.drain(), "c")
+    assert report.causes[0].sentence.startswith("behind b: needs 6 blocks, ")
+    assert report.causes[0].steps == report.phases.steps("queue")
+    assert report.best.changes == {"order": "shortest-prefill"}
+    gains = {found.name: found.ttft for found in report.helps}
+    assert gains["order=shortest-prefill"] == 4
+    assert gains["num_blocks=12"] == 3  # not 4: in the first step the budget goes to a and b
+
+
+def test_seats():
+    run = Run(EngineConfig(num_blocks=80, block_size=2, max_num_batched_tokens=16, max_num_seqs=1))
+    run.submit("a", 2, 5)
+    run.submit("b", 2, 1)
+    report = why(run.drain(), "b")
+    assert [(cause.sentence, cause.steps) for cause in report.causes] == [
+        ("the only seat (max_num_seqs) is taken", [1, 2, 3, 4, 5])
+    ]
+    assert report.best.name == "max_num_seqs=2"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_statements_beside_the_recording(seed):
+    recording = random_run(seed)
+    twin = twin_phases(recording)
+    events = without_cancelled(recording.events)
+    for rid in recording.requests["request"]:
+        report = why(recording, rid, candidates=[])
+        by_step, again = twin[rid]
+        assert report.phases.by_step == by_step
+        assert report.phases.num_recomputed_tokens == again
+        waited = [step for step, phase in by_step.items() if phase in WAITING]
+        assert sorted(step for cause in report.causes for step in cause.steps) == waited
+        for cause in report.causes:
+            (first,) = (e for e in events if e.kind == "step" and e.i == cause.steps[0])
+            assert cause.sentence.removeprefix("behind ").split(": ", 1)[-1] in (
+                *first.reasons.values(), "no reason was told", first.reasons.get(rid))  # fmt: skip
+        scheduled = {e.i: e.scheduled for e in events if e.kind == "step"}
+        assert report.ran_meanwhile == {
+            other: [step for step in waited if other in scheduled[step]] for other in report.ran_meanwhile
+        }
+        assert set(report.ran_meanwhile) == {other for step in waited for other in scheduled[step]}
+        mine = [e for e in events if e.kind == "preempt" and e.rid == rid]
+        assert [why_ for _, why_ in report.preempted] == [e.why for e in mine]
+        theirs = [
+            e.rid for e in events if e.kind == "preempt" and e.rid != rid and e.why.startswith(f"{rid} ")
+        ]
+        assert [other for _, other, _ in report.preempted_for_it] == theirs
+        assert report.sentences
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_would_have_helped_beside_forks_by_hand(seed):
+    recording = random_run(seed)
+    plain = fork(recording, 0).recording.requests
+    slow = [
+        rid for rid, phases in twin_phases(recording).items() if any(p in LOST for p in phases[0].values())
+    ]
+    for rid in slow[:3]:
+        report = why(recording, rid)
+        spent = set(report.phases.by_step.values())
+        assert (
+            len(report.helps)
+            == len(default_candidates(recording, spent))
+            <= len(default_candidates(recording))
+        )
+        for found in report.helps:
+            other = fork(recording, 0, **found.changes).recording.requests
+            before, after = (dict(zip(t["request"], t.rows(), strict=True))[rid] for t in (plain, other))
+            assert found.e2e == (before["finished"] - before["submitted"]) - (
+                after["finished"] - after["submitted"]
+            )
+            first, second = (
+                row["ttft_steps"] or row["finished"] - row["submitted"] for row in (before, after)
+            )
+            assert found.ttft == first - second
+        gains = [(found.e2e, found.ttft or 0) for found in report.helps]
+        assert gains == sorted(gains, reverse=True)
+        assert (report.best is None) == (gains[0] <= (0, 0))
+
+
+def test_candidates_of_ones_own():
+    report = why(story(), "b", candidates=[{"num_blocks": 5}, {"max_num_seqs": 1, "block_size": 4}])
+    assert [found.name for found in report.helps] == ["num_blocks=5", "max_num_seqs=1, block_size=4"]
+    with pytest.raises(ConfigError, match="No setting pool"):
+        why(story(), "b", candidates=[{"pool": 5}])
+
+
+def test_when_nothing_would_have_helped():
+    report = why(story(), "b", candidates=[{"max_num_seqs": 9}])
+    assert report.sentences[-1] == "Re-simulated without a difference to it: max_num_seqs=9."
+    assert report.sentences[-2] == "No single change that was tried would have helped."
+
+
+def test_a_recording_begun_mid_run():
+    engine = Engine(CROWDED, SimulatedRunner())
+    for _ in range(4):
+        engine.add_request([1] * 5, SamplingParams(max_tokens=5))
+    engine.step()
+    with Recorder(engine) as recording:
+        for _ in range(2):
+            engine.add_request([1] * 5, SamplingParams(max_tokens=5))
+        while engine.has_unfinished():
+            engine.step()
+    report = why(recording, "r5")
+    assert report.sentences[-1].startswith(
+        "What would have helped cannot be re-simulated: Only a recording from"
+    )
+    assert report.causes
+    with pytest.raises(
+        UnknownRequest, match="No request 'r0' was submitted in this recording; it has r4, r5"
+    ):
+        why(recording, "r0")
+
+
+def test_a_request_that_lives_yet_and_one_that_was_never_there():
+    run = Run(SMALL)
+    run.submit("a", 3, 9)
+    run.step()
+    run.submit("b", 3, 9)
+    assert why(run.recording, "a").sentences[0] == "a is still live after 1 step: TTFT 1, 1 token produced."
+    assert why(run.recording, "b").sentences[0] == "b was there for no step."
+    run.scheduler.abort("b")
+    assert why(run.recording, "b").sentences[0] == "b was there for no step (abort)."
+
+
+def test_the_latest_of_an_id():
+    run = Run(SMALL)
+    run.submit("a", 3, 4)
+    run.drain()
+    run.submit("b", 3, 4)
+    run.submit("a", 3, 4)
+    run.drain()
+    report = why(run.recording, "a")
+    assert report.phases.steps("preempted")
+    assert report.best.changes == {"num_blocks": 6}
+
+
+def test_candidates_fit_the_settings():
+    run = Run(EngineConfig(**(CROWDED.to_dict() | {"order": "priority", "aging": 5.0, "watermark": 0.2})))
+    run.submit("a", 3, 4, priority=1)
+    names = {name for changes in default_candidates(run.drain()) for name in changes}
+    assert {"watermark", "victim", "chunking"} <= names
+    assert "order" not in names
+    buddy = Run(EngineConfig(**(CROWDED.to_dict() | {"allocator": "buddy"})))
+    buddy.submit("a", 3, 4)
+    for changes in default_candidates(buddy.drain()):
+        assert fork(buddy.recording, 0, **changes).is_complete
+
+
+def test_a_change_that_refuses_requests_is_no_help():
+    run = Run()
+    run.submit("a", 12, 4)
+    run.submit("b", 8, 4)
+    report = why(run.drain(), "b", candidates=[{"num_blocks": 5}, {"num_blocks": 20}])
+    assert [found.name for found in report.helps] == ["num_blocks=20"]
+
+
+def test_a_request_that_was_given_up_before_its_first_token():
+    run = Run(EngineConfig(num_blocks=40, block_size=2, max_num_batched_tokens=16, max_num_seqs=1))
+    run.submit("a", 2, 9)
+    run.submit("b", 2, 2)
+    for _ in range(5):
+        run.step()
+    run.scheduler.abort("b")
+    report = why(run.drain(), "b")
+    assert report.sentences[0] == "b ended (abort) after 5 steps: no token came, 0 tokens produced."
+    assert report.best.name == "max_num_seqs=2"
+    assert report.best.ttft == 4
