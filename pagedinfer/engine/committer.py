@@ -54,7 +54,7 @@ class Committer:
         key_ids: Mapping[str, Sequence[int]],
         event: ev.Commit | None,
     ) -> list[Update]:
-        """Give each request of the plan its tokens; `event`, if there is one, learns the keys of blocks that they complete."""
+        """Give each request of the plan its tokens; `event` learns the keys of blocks that they fill."""
         updates = []
         for item in plan.scheduled:
             rid = item.request_id

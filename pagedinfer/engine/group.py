@@ -1,7 +1,7 @@
 """Several outputs of one prompt. Each is a request of its own for the scheduler; the caller sees one.
 
-The first child computes the prompt; the others wait for that and begin on its blocks, all of them shared, and copy
-the block that they write to.
+The first child computes the prompt; the others wait for that and share its blocks, the last one perhaps partly
+filled. Whoever writes there first gets a copy.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class Group:
 def split(request: Request) -> list[Request]:
     """The children of a request: "r0.0", "r0.1", ..., each with one output and a seed of its own.
 
-    Only the first computes the prompt, and scores it where that is asked for.
-    Where the best of more are wanted, ranking needs log-probabilities.
+    Only the first computes and scores the prompt. Where the best of more are wanted, ranking needs log-probabilities.
     """
     how = request.params
     ranked = how.num_children > how.n

@@ -92,7 +92,9 @@ class Driver:
         match event:
             case ev.Meta():
                 self.recording.add(event)
-            case ev.Error() if not event.where.startswith("policy."):  # the policy is asked again
+            case ev.Error() if event.where not in ("fit", "eviction") and not event.where.startswith(
+                "policy."
+            ):
                 scheduler.bus.emit(_again(event))
             case ev.Fork():
                 twin = scheduler.requests[event.parent].fork(event.rid)
