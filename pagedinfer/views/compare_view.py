@@ -13,8 +13,8 @@ from pagedinfer.errors import ConfigError
 from pagedinfer.trace.events import Commit, Fork, Submit
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
-from pagedinfer.views.grid import grid_of
 from pagedinfer.views.divergence import BlockUse, blocks_of, difference_of, divergence_of, request_lines
+from pagedinfer.views.grid import grid_of
 from pagedinfer.views.marks import (
     PATTERNS,
     SMALL,
