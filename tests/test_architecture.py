@@ -48,6 +48,7 @@ WIRING = {"", "llm", "arguments", "async_engine", "session", "cli", "demo", "tes
 CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
 LIVE_VIEWS = {
     "views.widget",
+    "views.core_widget",
     "views.sheet_widget",
     "views.latency_plotly",
 }  # the modules of the views that need more than the standard library
