@@ -457,7 +457,7 @@ HOST = """async ({ source, values, film }) => {
     async save_changes() {
       const names = changed; changed = [];
       if (!names.includes('ask')) return;
-      const reply = await window.kernel(values.ask);
+      const reply = await window.kernel(values.ask, values.cursor);
       if (reply) window.receive(reply);
     },
   };
@@ -493,7 +493,8 @@ def live(new_page, simulated_run):
             f"<!doctype html><html lang=en><style>{style()}</style><main><div id=view></div></main></html>"
         )
 
-        def kernel(ask):
+        def kernel(ask, cursor):
+            view.cursor = cursor
             view.ask = ask
             return state(view) if answers else None
 

@@ -169,7 +169,8 @@ class Planner:
             plan.reasons[rid] = why
             return False
         try:
-            self._blocks.allocate(rid, request.num_computed_tokens, max_total_tokens=request.max_total_tokens)
+            computed = request.num_computed_tokens
+            self._blocks.allocate(rid, computed, start=computed, max_total_tokens=request.max_total_tokens)
         except OutOfBlocks as error:
             plan.reasons[rid] = f"{error}, refused"
             return False

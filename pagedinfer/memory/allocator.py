@@ -137,6 +137,10 @@ class KVAllocator(Protocol):
         """Tokens of a request that `attach` would find now."""
         ...
 
+    def written(self, rid: str, num_tokens: int) -> list[int]:
+        """The blocks of the request's first `num_tokens` tokens that the next one still sees, group after group."""
+        ...
+
     def num_freed_with(self, rid: str) -> int:
         """Blocks that nobody else holds."""
         ...

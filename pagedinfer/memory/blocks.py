@@ -9,10 +9,12 @@ who writes to such a block gets a copy first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from pagedinfer.errors import OutOfBlocks, count
 from pagedinfer.memory.keys import BlockKey
 from pagedinfer.memory.ops import BlockOp
+from pagedinfer.memory.prefix import first_in_window
 from pagedinfer.memory.tables import GONE, BlockTables
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -143,10 +145,13 @@ class BlockManager(BlockTables):
         if self._slides and start is not None:
             self._slide(rid, start)
         shared = () if start is None else self._shared_at(rid, start)
-        missing = max(0, self.blocks_for(num_tokens) - len(self._tables[0].get(rid, ())))
+        held = len(self._tables[0].get(rid, ()))
+        missing = max(0, self.blocks_for(num_tokens) - held)
         if not missing and not shared:
             return ()
-        needed = missing * len(self._tables) + len(shared)
+        # A request that comes back needs no blocks that its windows have left before `start`.
+        gone = [0 if held else first_in_window(w, start or 0, self.block_size) for w in self.windows]
+        needed = missing * len(gone) - sum(gone) + len(shared)
         if not asked:
             self.ask(needed)
         if needed > self.num_free:
@@ -154,10 +159,9 @@ class BlockManager(BlockTables):
         new = self.pool.pop(needed, rid)
         for (group, logical), block_id in zip(shared, new, strict=False):
             self._copy_on_write(rid, group, logical, block_id)
-        if missing:
-            for group in range(len(self._tables)):
-                first = len(shared) + group * missing
-                self._append(rid, group, tuple(new[first : first + missing]))
+        rest = iter(new[len(shared) :])
+        for group in range(len(gone) if missing else 0):
+            self._append(rid, group, tuple(islice(rest, missing - gone[group])), gone[group])
         return tuple(new)
 
     def ask(self, needed: int) -> None:

@@ -86,6 +86,14 @@ class BlockTables:
         """Blocks that nobody else holds."""
         return sum(1 for ts in self._tables for b in ts.get(rid, ()) if b != GONE and self.ref_count(b) == 1)
 
+    def written(self, rid: str, num_tokens: int) -> list[int]:
+        """The blocks of the request's first `num_tokens` tokens that the next one still sees, group after group."""
+        found: list[int] = []
+        for window, tables in zip(self.windows, self._tables, strict=True):
+            first = first_in_window(window, num_tokens, self.block_size)
+            found += tables.get(rid, ())[first : self.blocks_for(num_tokens)]
+        return found
+
     # -- sharing --------------------------------------------------------------------------------------------------
 
     def _share(self, rid: str, rows: Sequence[list[int]], num_published: int, num_tokens: int) -> None:
@@ -129,15 +137,17 @@ class BlockTables:
 
     # -- growing and shrinking ------------------------------------------------------------------------------------
 
-    def _append(self, rid: str, group: int, new: tuple[int, ...]) -> None:
+    def _append(self, rid: str, group: int, new: tuple[int, ...], gone: int = 0) -> None:
+        """Put new blocks at the end of a table, behind `gone` places of blocks that the window has left."""
         tables = self._tables[group]
         table = tables.setdefault(rid, [])
         first = len(table)
-        table.extend(new)
+        table += [GONE] * gone
+        table += new
         if self.journal is not None:
             self.journal.record(lambda: _cut(tables, rid, first))
         if self._bus.subs:
-            self._bus.emit(ev.Alloc(rid, group, first, new))
+            self._bus.emit(ev.Alloc(rid, group, first + gone, new))
 
     def free(self, rid: str, why: str) -> tuple[int, ...]:
         """Take the request's tables back, last block first, so that its tail is reused before its head.

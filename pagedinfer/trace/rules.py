@@ -192,7 +192,7 @@ def _append(state: State, event: ev.Alloc | ev.Share, first: int) -> Inverse:
 
 def _alloc(state: State, event: ev.Alloc) -> Inverse:
     table = _table(state.requests[event.rid], event.group)
-    if event.first != len(table):
+    if event.first != len(table) and table:  # a new table may begin with blocks that its window has left
         raise ValueError(f"the table of {event.rid} has {len(table)} blocks, not {event.first}")
     return _append(state, event, event.first)
 
@@ -200,10 +200,11 @@ def _alloc(state: State, event: ev.Alloc) -> Inverse:
 def _share(state: State, event: ev.Share) -> Inverse:
     request = state.requests[event.rid]
     undo = _append(state, event, event.first)
-    request.num_computed_tokens += event.num_tokens  # its step has counted the tokens to be computed already
+    shared = 0 if event.group else event.num_tokens  # the groups share the same tokens
+    request.num_computed_tokens += shared  # its step has counted the tokens to be computed already
 
     def both() -> None:
-        request.num_computed_tokens -= event.num_tokens
+        request.num_computed_tokens -= shared
         undo()
 
     return both

@@ -27,7 +27,7 @@ class Film:
     Keys of a line (all but s, b, m, say only when there is something): `s` step, `b` token budget, `m` memory
     (`Memory`, zeros at the end left out), `say` sentence, `x` texts added to the film's list, `new` lanes added
     (rid, label, prompt tokens), `gone` lanes that left, `r` lane -> (num_tokens, num_computed_tokens, status)
-    where they are not as `frame.expected` has them, `t` lane -> (blocks kept, blocks added), `o` lane -> host
+    where they are not as `frame.expected` has them, `t` lane -> (blocks kept, blocks added), `g` lane -> tables of groups above 0, `o` lane -> host
     slots, `c` lane -> what it did, where that changed, `n` lane -> tokens computed (left out: 1 for who
     decodes), `w` lane -> text why this one waits, where that changed (-1: no reason of its own), `h` text why
     the others in the queue wait, where that changed (-1: none), `q` changes of (running, waiting, swapped),
@@ -61,8 +61,8 @@ class Film:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
-        return self._camera.state.num_blocks
+        """Blocks in the pool: the most it has had."""
+        return self._camera.num_blocks
 
     @property
     def block_size(self) -> int:

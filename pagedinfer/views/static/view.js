@@ -151,10 +151,10 @@ function render({ model, el }) {
   }
 
   function absorb(name) {
-    const following = state.frame.step >= film.last;
+    const following = state.frame.step >= film.last, before = film.last;
     if (!film.add(model.get(name))) { if (!ask) request(0); return; }
     state.version++;
-    grown = true;
+    grown ||= film.last > before;
     if (ask) complain("");
     const at = following ? film.last : state.frame.step;
     state.frame = film.frame(clamp(at, film.first, film.last));
