@@ -29,7 +29,7 @@ def slow_slots(state):
     return slots_of(tables, written, state.block_size, idle)
 
 
-def check(state, *, whole=True):
+def check(state):
     slots, usage = slow_slots(state), state.usage()
     assert slots_in(state) == slots
     assert (usage["live_slots"], usage["shared_slots"], usage["cached_slots"]) == (
