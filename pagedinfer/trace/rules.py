@@ -252,7 +252,7 @@ def _trim(state: State, event: ev.Trim) -> None:
     table = _table(state.requests[event.rid], event.group)
     del table[len(table) - len(event.pblks) :]
     for block_id in reversed(event.pblks):
-        del state.ref_counts[block_id]
+        state.let_go(block_id)
         state.free.push_front(block_id)
 
 
@@ -280,6 +280,7 @@ def _table(request: RequestState, group: int) -> list[int]:
 def _cache(state: State, event: ev.Cache) -> None:
     parent = event.parent
     for block_id, key in zip(event.pblks, event.keys, strict=True):
+        state.num_idle += block_id not in state.cached and block_id not in state.ref_counts
         state.cached[block_id] = (event.group, key)
         state.parents[key] = parent
         parent = key
@@ -320,8 +321,10 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
         place = state.free.remove(block_id)
         state.free.push_back(block_id)
         undone.append((block_id, known, place))
+    state.num_idle -= len(undone)
 
     def undo() -> None:
+        state.num_idle += len(undone)
         for block_id, (key, retained), place in reversed(undone):
             state.free.remove(block_id)
             if key in state.cached.values():  # another block has been published under its key
