@@ -9,7 +9,7 @@
 # |:--|:--|
 # | **Time** | 40 minutes |
 # | **You need** | notebook 00; 07 helps; no GPU, no download, no torch |
-# | **Memory** | MEMORY (server and kernel together) |
+# | **Memory** | 184 MB (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | 0: the incidents are recorded; scheduler and pool are the real ones, a rule stands in for the model |
 
@@ -51,7 +51,12 @@ first.config
 
 # %% check
 print(describe(first, 20))
-print(first.at(20).waiting, "wait;", first.config["num_blocks"] - len(first.at(20).ref_counts), "blocks are free")
+print(
+    first.at(20).waiting,
+    "wait;",
+    first.config["num_blocks"] - len(first.at(20).ref_counts),
+    "blocks are free",
+)
 print(first.find_all("any preempted"))
 Latency(first)
 
@@ -69,11 +74,13 @@ check("10.1", cause, steps, change)
 # %% [markdown]
 # ### How the check knows
 #
-# It has no list of right changes. `fork` goes back to the first step and lets the scheduler decide anew, with your settings, over the same requests. Do it yourself, with a change that does not help and with your own:
+# It has no list of right changes. `fork` goes back to the first step and lets the scheduler decide anew, with your settings, over the same requests. Do it yourself: here are three changes that do not help. Put yours beside them.
 
 # %% check
-more_budget = fork(first, 0, chunking="equal-progress")
-print(compare(first, more_budget, names=["as recorded", "equal progress"]))
+for tried in ({"chunking": "equal-progress"}, {"max_chunk_tokens": 16}, {"max_num_seqs": 6}):
+    branch = fork(first, 0, **tried)
+    print(*compare(first, branch, names=["as recorded", branch.name]).sentences)
+    print("   times to first token, in steps:", branch.recording.requests["ttft_steps"])
 
 # %% [markdown]
 # And `why` asks for one request what it waited for, and tries some changes by itself:
@@ -109,7 +116,13 @@ check("10.2", cause, steps, change)
 # %% check
 reserved = fork(second, 0, admission="full-reservation")
 table = compare(second, reserved, names=["as recorded", "full reservation"]).table
-print({row["metric"]: (row["as recorded"], row["full reservation"]) for row in table.rows() if "tokens" in row["metric"]})
+print(
+    {
+        row["metric"]: (row["as recorded"], row["full reservation"])
+        for row in table.rows()
+        if "tokens" in row["metric"]
+    }
+)
 
 # %% [markdown]
 # ## The third complaint

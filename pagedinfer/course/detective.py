@@ -19,6 +19,7 @@ from pagedinfer.course.symptoms import (
     eviction_steps,
     late_wait,
     longest_wait,
+    num_hit_tokens,
     preemption_steps,
     shared_evictions,
     waiting_steps,
@@ -162,6 +163,12 @@ def _judge_change(case: Case, recording: Recording, change: Any) -> float:
         raise NotYet(
             f"Re-simulated with {_said(change)}, {case.told.format(value=value)}; as recorded it was {before:g}. "
             f"It should be {f'at most {case.limit:g}' if case.limit else 'none'}."
+        )
+    found, found_before = num_hit_tokens(after), num_hit_tokens(recording)
+    if found < found_before:
+        raise NotYet(
+            f"With {_said(change)} {found} prompt tokens are found in the prefix cache, as recorded it was "
+            f"{found_before}. The cure should not be worse than the illness."
         )
     if after.num_steps > case.most_steps * recording.num_steps:
         raise NotYet(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pagedinfer.errors import count
-from pagedinfer.trace.events import Evict, Preempt, Share, Step, Submit
+from pagedinfer.trace.events import Evict, Hit, Preempt, Share, Step, Submit
 from pagedinfer.trace.metrics import Life, lives
 from pagedinfer.trace.recording import Recording
 
 __all__ = [
-    "EVIDENCE", "blocked_steps", "eviction_steps", "late_wait", "longest_wait", "preemption_steps", "shared_evictions",
-    "waiting_steps",
+    "EVIDENCE", "blocked_steps", "eviction_steps", "late_wait", "longest_wait", "num_hit_tokens", "preemption_steps",
+    "shared_evictions", "waiting_steps",
 ]  # fmt: skip
 
 LARGE = 8
@@ -63,6 +63,11 @@ def longest_wait(recording: Recording) -> float:
 def shared_evictions(recording: Recording) -> int:
     """Blocks evicted that had been shared since they were written."""
     return sum(lost for _, lost in _shared_evictions(recording))
+
+
+def num_hit_tokens(recording: Recording) -> int:
+    """Prompt tokens found in the prefix cache."""
+    return sum(event.n for event in recording.events if isinstance(event, Hit))
 
 
 def _shared_evictions(recording: Recording) -> Iterator[tuple[int, int]]:
