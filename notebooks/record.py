@@ -31,6 +31,7 @@ def record() -> None:
         num_blocks=40,
         max_num_seqs=8,
         max_num_batched_tokens=64,
+        enable_prefix_caching=False,  # plain block tables first; sharing has a notebook of its own
     )
     questions: dict[str, str] = {}
     with llm, Session(llm) as session:

@@ -217,7 +217,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(rids)) == len(rids) <= len(running) <= config.max_num_seqs
         assert set(rids) <= set(running)
         assert set(plan.preempted) <= set(before["running"]) | set(before["swapped"])
-        back = set(plan.preempted) & set(running)  # gave way to a more urgent one, and the cache has most of it
+        back = set(plan.preempted) & set(
+            running
+        )  # gave way to a more urgent one, and the cache has most of it
         assert not back or config.order == "priority"
         assert not set(plan.exhausted) & set(rids)
         left_out = set(running) - set(rids)
