@@ -31,7 +31,7 @@ def record() -> None:
         num_blocks=40,
         max_num_seqs=8,
         max_num_batched_tokens=64,
-        enable_prefix_caching=False,  # plain block tables first; sharing has a notebook of its own
+        enable_prefix_caching=False,  # sharing is notebook 08's
     )
     questions: dict[str, str] = {}
     with llm, Session(llm) as session:

@@ -54,7 +54,7 @@ class Committer:
         key_ids: Mapping[str, Sequence[int]],
         event: ev.Commit | None,
     ) -> list[Update]:
-        """Give each request of the plan its tokens; `event`, if there is one, learns the keys of blocks that they complete."""
+        """Give each request of the plan its tokens; `event` learns the keys of blocks that they fill."""
         updates = []
         for item in plan.scheduled:
             rid = item.request_id
@@ -78,7 +78,8 @@ class Committer:
         completed = self.extend_keys(request, key_ids)
         if completed and event is not None:
             event.keys[rid] = completed
-        self._blocks.publish(rid, request.keys, written, request.retain)
+        is_first = not request.publish_at
+        self._blocks.publish(rid, request.keys, written, request.retain, is_first=is_first)
         request.publish_at = (written // self._block_size + 1) * self._block_size
 
     def _roll_back(self, request: Request, written: int, num_drafts: int, num_new: int) -> int:
