@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
+from pagedinfer.engine.options import RequestOptions
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.errors import ConfigError
 from pagedinfer.sim.fork import Branch, fork
@@ -69,11 +70,12 @@ class Session:
         self._views: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
-        """Queue a prompt; `options` are fields of `SamplingParams`. Returns the request id.
+        """Queue a prompt; `options` are fields of `SamplingParams` and `RequestOptions`. Returns the request id.
 
         Raises:
-            ConfigError: both `params` and options were given, or an option does not exist.
+            ConfigError: both `params` and options for it were given, or an option does not exist.
         """
+        wishes = {name: options.pop(name) for name in RequestOptions.__dataclass_fields__ if name in options}
         if options:
             if params is not None:
                 raise ConfigError(
@@ -83,10 +85,11 @@ class Session:
                 params = SamplingParams(**options)
             except TypeError:
                 known = ", ".join(name for name in SamplingParams.__dataclass_fields__)
+                wished = ", ".join(RequestOptions.__dataclass_fields__)
                 raise ConfigError(
-                    f"Unknown option among {', '.join(options)}; SamplingParams has {known}."
+                    f"Unknown option among {', '.join(options)}; SamplingParams has {known}; a request takes {wished}."
                 ) from None
-        return self.engine.add_request(prompt, params)
+        return self.engine.add_request(prompt, params, **wishes)
 
     def step(self) -> list[RequestOutput]:
         """Run one step, whatever the breakpoints say, and keep its outputs."""
