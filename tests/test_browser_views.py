@@ -468,7 +468,10 @@ HOST = """async ({ source, values, film }) => {
   const module = await import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })));
   const el = document.getElementById('view');
   window.cleanup = module.default.render({ model, el });
-  window.again = () => { el.replaceChildren(); window.cleanup(); window.cleanup = module.default.render({ model, el }); };
+  window.again = () => {
+    el.replaceChildren(); window.cleanup();
+    window.cleanup = module.default.render({ model, el });
+  };
 }"""
 
 
