@@ -427,6 +427,24 @@ def test_undo_of_moves_after_a_request_has_ended():
     assert blocks.holes == [(0, 2), (4, 3), (8, 4)]
 
 
+def test_blocks_given_up_and_handed_out_in_one_plan_are_named():
+    """The runner keeps their contents until the plan is committed: a cancel gives them back."""
+    blocks, _ = make("grow-by-move", 8)
+    hold(blocks, 2, 3, 1)  # a 0-1, b 2-4, c 5
+    blocks.journal = Journal()
+    blocks.free("b", "preempt")
+    assert blocks.allocate("c", 8) == (6,)  # free before the plan: nothing to keep
+    assert blocks.allocate("a", 12) == (2,)
+    assert blocks.allocate("d", 4) == (3,)
+    assert blocks.allocate("c", 16) == (6, 7)  # 5-6 move to 4-5; 5 is filled again by the move's own inverse
+    assert blocks.take_overwritten() == [2, 3, 4]
+    assert blocks.take_overwritten() == []
+    blocks.journal = None
+    blocks.free("a", "finish")
+    blocks.allocate("e", 4)  # no plan is open
+    assert blocks.take_overwritten() == []
+
+
 def test_undo_of_a_trim():
     blocks, _ = make("grow-by-move", 8)
     hold(blocks, 3, 1)

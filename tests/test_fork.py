@@ -71,7 +71,7 @@ def test_sharing_survives_another_block_size(size):
     "changes",
     [{"order": "shortest-prefill"}, {"victim": "fewest-tokens-lost"}, {"chunking": "prefill-first"},
      {"admission": "fits-now"}, {"preempt_mode": "swap", "num_host_blocks": 20}, {"max_chunk_tokens": 2},
-     {"tenant_max_running": 1}, {"allocator": "buddy"}],
+     {"tenant_max_running": 1}, {"allocator": "buddy", "num_blocks": 64}],
 )  # fmt: skip
 def test_policies_by_name(seed, changes):
     recording = random_run(seed, faults=False, shared=True)
@@ -320,3 +320,9 @@ def test_settings_change_between_steps_only():
     run.scheduler.schedule(0.0)
     with pytest.raises(RequestError, match="cannot change while a step is open"):
         run.scheduler.reconfigure(CROWDED, None, "test")
+
+
+def test_groups_that_stay_are_no_change():
+    recording = random_run(1, faults=False)
+    windows = tuple(recording.config["group_windows"])
+    assert fork(recording, 2, group_windows=windows).changes == {}

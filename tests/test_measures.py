@@ -1,21 +1,18 @@
-"""Measures of the pool: small pools by hand, the incremental meter against counting anew, residency by stories."""
-
-import random
+"""Measures of the pool: small pools by hand, residency by stories."""
 
 import pytest
 
 from pagedinfer.memory.contiguous import ContiguousAllocator
-from pagedinfer.memory.measures import (
+from pagedinfer.trace import events as ev
+from pagedinfer.trace.bus import EventBus
+from pagedinfer.trace.measures import (
     Residency,
-    SlotMeter,
     Slots,
     external_fragmentation,
     free_extents,
     residency,
     slots_of,
 )
-from pagedinfer.trace import events as ev
-from pagedinfer.trace.bus import EventBus
 
 # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -34,7 +31,7 @@ def test_parts_by_hand():
 def test_a_shared_slot_counts_once():
     tables, written = {"a": [0, 1], "b": [0, 1], "c": [0, 2]}, {"a": 7, "b": 6, "c": 5}
     slots = slots_of(tables, written, block_size=4)
-    assert slots == Slots(live=4 + 3 + 1, tail_slack=1 + 3, logical=18)
+    assert slots == Slots(live=4 + 3 + 1, tail_slack=1 + 3, logical=18, shared=4 + 3)
     assert slots.sharing_ratio == 18 / 8
 
 
@@ -44,7 +41,7 @@ def test_blocks_that_a_window_has_left_hold_nothing():
 
 def test_an_empty_pool_wastes_nothing():
     assert (Slots().kv_waste, Slots().sharing_ratio, Slots().reserved_share) == (0.0, 1.0, 0.0)
-    assert slots_of({}, {}, 16) == SlotMeter(16).slots() == Slots()
+    assert slots_of({}, {}, 16) == Slots()
     assert slots_of({"a": [3]}, {"a": 0}, 4) == Slots(reserved=4)
 
 
@@ -56,59 +53,6 @@ def test_what_reserving_the_maximum_wastes():
     slots = slots_of({rid: blocks.table(rid) for rid in "abcd"}, dict.fromkeys("abcd", 40), 16)
     assert (slots.live, slots.tail_slack, slots.reserved) == (160, 4 * 8, 4 * 13 * 16)
     assert slots.kv_waste == 1 - 160 / 1024
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_meter_equals_counting_anew(seed):
-    """Random tables that share, are copied, moved, cut and slide out of windows, written forth and back."""
-    draw = random.Random(seed)
-    size = draw.choice([1, 3, 4])
-    meter, tables, written = SlotMeter(size), {}, {}
-    for _ in range(300):
-        rid = draw.choice("abcde")
-        table, action = tables.setdefault(rid, []), draw.randrange(7)
-        if action < 2:
-            new = (
-                draw.sample([b for b in range(12) if b not in table], draw.randint(0, 3))
-                if len(table) < 8
-                else []
-            )
-            table += new
-            meter.append(rid, new)
-        elif action < 4 and table:
-            written[rid] = draw.randint(0, len(table) * size)
-            meter.write(rid, written[rid])
-        elif action == 4 and table:
-            first = draw.randrange(len(table))
-            others = [b for b in range(12) if b not in table] + [-1, -1]
-            new = draw.sample(others, min(len(others), draw.randint(1, len(table) - first)))
-            table[first : first + len(new)] = new
-            meter.replace(rid, first, new)
-        elif action == 5 and table:  # a slide over its own place
-            shifted = [(b + 1) % 12 if b >= 0 else b for b in table]
-            tables[rid] = shifted
-            meter.replace(rid, 0, shifted)
-        elif action == 6:
-            keep = draw.randint(0, len(table))
-            del table[keep:]
-            meter.cut(rid, keep)
-            if not table:
-                written.pop(rid, None)
-        if not tables[rid]:
-            written.pop(rid, None)
-        meter.num_cached_idle = draw.randint(0, 3)
-        known = {name: written.get(name, 0) for name in tables}
-        assert meter.slots() == slots_of(tables, known, size, meter.num_cached_idle), f"seed {seed}"
-
-
-def test_the_meter_forgets():
-    meter = SlotMeter(4)
-    meter.append("a", [1, 2])
-    meter.write("a", 5)
-    meter.cut("a")
-    meter.cut("nobody")
-    assert meter.slots() == Slots()
-    assert not any((meter._tables, meter._written, meter._fills))
 
 
 # -- holes --------------------------------------------------------------------------------------------------------

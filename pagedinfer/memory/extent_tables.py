@@ -70,6 +70,10 @@ class ExtentTables:
         """The request's block table, its whole extent; read-only, empty when it holds nothing."""
         return self.tables.get(rid, [])
 
+    def kept_blocks(self, rid: str, num_tokens: int) -> list[int]:
+        """The blocks of the request's first `num_tokens` tokens."""
+        return self.tables.get(rid, [])[: self.blocks_for(num_tokens)]
+
     def ref_count(self, block_id: int) -> int:
         """1 for a block in an extent, 0 for a free one."""
         return 0 if self._space.free_from(block_id) else 1

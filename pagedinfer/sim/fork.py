@@ -16,7 +16,7 @@ from pagedinfer.config import EngineConfig
 from pagedinfer.engine.policy import Policy
 from pagedinfer.errors import ConfigError
 from pagedinfer.sim.player import MAX_STEPS, Player
-from pagedinfer.sim.rerun import _Driver
+from pagedinfer.sim.rerun import Driver
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording, RecordingError
 
@@ -80,7 +80,8 @@ def fork(
         ConfigError: an unknown setting or a bad value.
     """
     known, config = recording.config, _changed(recording, changes)
-    changes = {name: value for name, value in changes.items() if known.get(name) != value}
+    now = config.to_dict()  # values as a recording holds them
+    changes = {name: now[name] for name in changes if known.get(name) != now[name]}
     chosen = policy(config) if isinstance(policy, type) else policy or recorded_policy
     label = changes | ({"policy": type(chosen).__name__} if policy is not None else {})
     fixed = [name for name in changes if name not in LIVE_SETTINGS]
@@ -90,11 +91,11 @@ def fork(
         way = f"{' and '.join(fixed)} cannot change in a running engine: re-run from the first step."
         step = recording.first_step
     if step == recording.first_step:
-        driver, inputs = _Driver([], config, chosen), recording.events
+        driver, inputs = Driver([], config, chosen), recording.events
         driver.recording.add(_meta(config.to_dict(), recording, step, label))
     else:
         inputs = recording.events[end:]
-        driver = _Driver(recording.events[:end], EngineConfig(**known), recorded_policy)
+        driver = Driver(recording.events[:end], EngineConfig(**known), recorded_policy)
         driver.run()
         driver.recording.events[0] = _meta(known, recording, step, label)
     player = Player(recording, driver, inputs)

@@ -12,7 +12,7 @@ from itertools import count as counting
 
 from pagedinfer.engine.plan import StepPlan
 from pagedinfer.errors import PagedInferError
-from pagedinfer.sim.rerun import _Driver
+from pagedinfer.sim.rerun import Driver
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import kept_events
 from pagedinfer.trace.recording import Recording
@@ -49,10 +49,7 @@ def scripts(recording: Recording) -> dict[str, deque[Script]]:
     live: dict[str, Script] = {}
     for event in kept_events(recording.events):
         if isinstance(event, ev.Submit | ev.Fork):
-            before = (
-                live[event.parent].keys if isinstance(event, ev.Fork) and event.parent in live else event.keys
-            )
-            script = live[event.rid] = Script(keys=list(before))
+            script = live[event.rid] = Script(keys=list(event.keys))
             found.setdefault(event.rid, deque()).append(script)
         elif isinstance(event, ev.Commit):
             for rid in {**event.tokens, **event.ends, **event.keys}:
@@ -78,7 +75,7 @@ class Player:
         notes: sentences about what could not be repeated.
     """
 
-    def __init__(self, recording: Recording, driver: _Driver, events: list[ev.Event]) -> None:
+    def __init__(self, recording: Recording, driver: Driver, events: list[ev.Event]) -> None:
         self.notes: list[str] = []
         self._driver = driver
         self._scheduler = driver.scheduler

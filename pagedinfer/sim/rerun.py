@@ -12,7 +12,8 @@ from pagedinfer.engine.plan import StepPlan, StepResult
 from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import RequestError
+from pagedinfer.errors import PagedInferError
+from pagedinfer.memory.make import MakeMemory, make_allocator
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
 from pagedinfer.trace.recording import Recording, RecordingError
@@ -21,34 +22,56 @@ __all__ = ["rerun"]
 
 
 def rerun(
-    recording: Recording, *, until_step: int | None = None, policy: Policy | None = None
+    recording: Recording,
+    *,
+    until_step: int | None = None,
+    policy: Policy | None = None,
+    make_memory: MakeMemory = make_allocator,
 ) -> tuple[Scheduler, Recording]:
     """Run the core again over a recording's inputs, up to the end of step `until_step` (default: all).
 
-    A recording made with a policy of one's own needs an equal one as `policy`; those with names are in the config.
+    A recording made with a policy or memory of one's own needs an equal one here; those with names are in the config.
 
     Returns the scheduler in its last state and the new recording.
 
     Raises:
         RecordingError: the recording began mid-run or has a gap, so its inputs are not all there.
     """
+    made = recording.info.get("fork")
+    changed = isinstance(made, dict) and len(made) > 1 and made.get("step") != recording.first_step
+    if changed or recording.info.get("imported_from"):
+        raise RecordingError(
+            "This recording was imported, or its settings changed midway, so its inputs do not give it again."
+        )
     if any(isinstance(event, ev.Keyframe | ev.Gap) for event in recording.events) or not recording.events:
         raise RecordingError("Only a recording from the engine's first step, without gaps, can be re-run.")
     stop = len(recording.events)
     if until_step is not None:
         last = recording.step_events(until_step)
         stop = next(i for i, event in enumerate(recording.events) if event is last[-1]) + 1 if last else 1
-    driver = _Driver(recording.events[:stop], EngineConfig(**recording.config), policy)
+    driver = Driver(recording.events[:stop], EngineConfig(**recording.config), policy, make_memory)
     return driver.scheduler, driver.run()
 
 
-class _Driver:
-    def __init__(self, events: list[ev.Event], config: EngineConfig, policy: Policy | None) -> None:
+class Driver:
+    """Feeds recorded inputs to a fresh scheduler, whose events go into `recording`.
+
+    Attributes:
+        events: what to feed. scheduler, bus: the core that is fed. open: its plans that are not closed yet.
+    """
+
+    def __init__(
+        self,
+        events: list[ev.Event],
+        config: EngineConfig,
+        policy: Policy | None,
+        make_memory: MakeMemory = make_allocator,
+    ) -> None:
         self.events = events
         self.recording = Recording()
         self.bus = EventBus()
         self.bus.subscribe(self.recording.add)
-        self.scheduler = Scheduler(config, self.bus, policy)
+        self.scheduler = Scheduler(config, self.bus, policy, make_memory)
         self.scheduler.blocks.refuse_calls = {e.call for e in events if isinstance(e, ev.Refuse)}
         self.open: list[StepPlan] = []
 
@@ -69,14 +92,12 @@ class _Driver:
         match event:
             case ev.Meta():
                 self.recording.add(event)
-            case ev.Error() if not event.where.startswith("policy."):  # the policy is asked again
+            case ev.Error() if event.where not in ("fit", "eviction") and not event.where.startswith(
+                "policy."
+            ):
                 scheduler.bus.emit(_again(event))
             case ev.Fork():
-                parent = scheduler.requests[event.parent]
-                twin = Request(
-                    event.rid, parent.num_prompt_tokens, event.max_tokens, priority=parent.priority
-                )
-                twin.tenant = parent.tenant
+                twin = scheduler.requests[event.parent].fork(event.rid)
                 scheduler.fork(event.parent, twin, event.now)
             case ev.Reset():
                 scheduler.reset_prefix_cache(event.why)
@@ -107,8 +128,8 @@ class _Driver:
             request.key_ids, request.tenant, request.parent = event.keys, event.tenant, event.parent
             request.deadline, request.expires, request.retain = event.deadline, event.expires, event.retain
         try:
-            self.scheduler.submit(request, event.now)
-        except RequestError:
+            self.scheduler.submit(request, event.now, getattr(event, "room_for", 1))
+        except PagedInferError:
             if isinstance(event, ev.Submit):
                 raise
 

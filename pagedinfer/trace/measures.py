@@ -1,20 +1,19 @@
 """What the KV pool is used for: waste and its parts, fragmentation, sharing, and how long blocks stay.
 
 Units: slots are places for one token in a block, shares go from 0 to 1, times are in steps. A slot that several
-requests read counts once. `slots_of` counts everything anew and is the readable definition; `SlotMeter` keeps the same
-numbers in step with changes, at the cost of what changed.
+requests read counts once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pagedinfer.trace import events as ev
 
 __all__ = [
     "Residency",
-    "SlotMeter",
     "Slots",
     "external_fragmentation",
     "free_extents",
@@ -33,6 +32,7 @@ class Slots:
         reserved: slots of blocks in a table that hold none yet (contiguous memory reserves ahead).
         cached_idle: slots of cached blocks that nobody uses.
         logical: tokens that requests hold, each counted for each of them.
+        shared: live slots of blocks that several tables hold.
     """
 
     live: int = 0
@@ -40,6 +40,7 @@ class Slots:
     reserved: int = 0
     cached_idle: int = 0
     logical: int = 0
+    shared: int = 0
 
     @property
     def allocated(self) -> int:
@@ -75,8 +76,14 @@ class Slots:
         return slots / self.allocated if self.allocated else 0.0
 
 
+Holder = TypeVar("Holder")
+
+
 def slots_of(
-    tables: Mapping[str, Sequence[int]], written: Mapping[str, int], block_size: int, num_cached_idle: int = 0
+    tables: Mapping[Holder, Sequence[int]],
+    written: Mapping[Holder, int],
+    block_size: int,
+    num_cached_idle: int = 0,
 ) -> Slots:
     """Count the slots of these block tables. O(blocks in tables).
 
@@ -84,11 +91,14 @@ def slots_of(
     window has left. `num_cached_idle` blocks are cached and in no table.
     """
     fills: dict[int, int] = {}
+    several: set[int] = set()
     logical = 0
     for rid, table in tables.items():
         for i, block_id in enumerate(table):
             if block_id >= 0:
                 fill = min(block_size, max(0, written[rid] - i * block_size))
+                if block_id in fills:
+                    several.add(block_id)
                 fills[block_id] = max(fill, fills.get(block_id, 0))
                 logical += fill
     live, begun = sum(fills.values()), sum(1 for fill in fills.values() if fill)
@@ -98,98 +108,8 @@ def slots_of(
         (len(fills) - begun) * block_size,
         num_cached_idle * block_size,
         logical,
+        sum(fills[block_id] for block_id in several),
     )
-
-
-class SlotMeter:
-    """`slots_of`, kept up to date: every change costs by the blocks it touches.
-
-    Attributes:
-        num_cached_idle: cached blocks in no table; to be set by who knows.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self.num_cached_idle = 0
-        self._size = block_size
-        self._tables: dict[str, list[int]] = {}
-        self._written: dict[str, int] = {}
-        self._fills: dict[
-            int, dict[tuple[str, int], int]
-        ] = {}  # block -> (holder, logical block) -> its tokens
-        self._live = self._begun = self._logical = 0
-
-    def append(self, rid: str, block_ids: Iterable[int]) -> None:
-        """Blocks joined the end of the request's table."""
-        table = self._tables.setdefault(rid, [])
-        self._written.setdefault(rid, 0)
-        for block_id in block_ids:
-            table.append(block_id)
-            self._put(rid, len(table) - 1)
-
-    def replace(self, rid: str, first: int, block_ids: Sequence[int]) -> None:
-        """The request's table names other blocks from logical block `first` on: moved, copied, or gone (-1)."""
-        table = self._tables[rid]
-        for i in range(first, first + len(block_ids)):
-            self._drop(rid, i)
-        for i, block_id in enumerate(block_ids, first):
-            table[i] = block_id
-            self._put(rid, i)
-
-    def cut(self, rid: str, keep: int = 0) -> None:
-        """Only the first `keep` blocks stay in the request's table; without any it is forgotten."""
-        table = self._tables.get(rid, [])
-        for i in range(keep, len(table)):
-            self._drop(rid, i)
-        del table[keep:]
-        if not table:
-            self._tables.pop(rid, None)
-            self._written.pop(rid, None)
-
-    def write(self, rid: str, num_tokens: int) -> None:
-        """The request has keys and values of `num_tokens` tokens now; fewer than before when a plan was cancelled."""
-        table, before = self._tables[rid], self._written[rid]
-        self._written[rid] = num_tokens
-        low, high = sorted((before, num_tokens))
-        for i in range(low // self._size, min(-(-high // self._size), len(table))):
-            self._drop(rid, i)
-            self._put(rid, i)
-
-    def slots(self) -> Slots:
-        """The numbers now. O(1)."""
-        size, held = self._size, len(self._fills)
-        return Slots(
-            self._live,
-            self._begun * size - self._live,
-            (held - self._begun) * size,
-            self.num_cached_idle * size,
-            self._logical,
-        )
-
-    def _put(self, rid: str, i: int) -> None:
-        block_id = self._tables[rid][i]
-        if block_id >= 0:
-            fill = min(self._size, max(0, self._written[rid] - i * self._size))
-            self._logical += fill
-            self._change(block_id, (rid, i), fill)
-
-    def _drop(self, rid: str, i: int) -> None:
-        block_id = self._tables[rid][i]
-        if block_id >= 0:
-            self._logical -= self._fills[block_id][rid, i]
-            self._change(block_id, (rid, i), None)
-
-    def _change(self, block_id: int, holder: tuple[str, int], fill: int | None) -> None:
-        fills = self._fills.setdefault(block_id, {})
-        before = max(fills.values(), default=0)
-        if fill is None:
-            del fills[holder]
-        else:
-            fills[holder] = fill
-        after = max(fills.values(), default=0)
-        if not fills:
-            del self._fills[block_id]
-        self._live += after - before
-        self._begun += (after > 0) - (before > 0)
 
 
 # -- holes ------------------------------------------------------------------------------------------------------------
