@@ -201,6 +201,15 @@ def test_notebook_00_runs_without_torch(tmp_path, missing):
     assert (tmp_path / "eight_requests.html").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("number", "exercises"), [("07", 4), ("10", 5)])
+def test_notebooks_without_a_model_need_no_torch(tmp_path, number, exercises):
+    source = next(s for s in build.sources() if s.name.startswith(number))
+    before = "import sys\nsys.modules['torch'] = sys.modules['numpy'] = None\n"
+    out = run_cells(source, tmp_path, solved=True, before=before)
+    assert out.count("✓") == exercises
+    assert "torch is missing" not in out
+
+
 def test_notebook_01_falls_back_to_the_tiny_model(tmp_path):
     """Nothing cached and no package index: it says so and every exercise still works."""
     offline = {"PAGEDINFER_CACHE": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
