@@ -22,9 +22,9 @@ _hints_given: dict[str, int] = {}
 @cache
 def exercises() -> dict[str, Exercise]:
     """Every exercise by id, in the notebooks' order."""
-    from pagedinfer.course import block_tables, detective, sixty_seconds
+    from pagedinfer.course import block_tables, detective, sixty_seconds, what_ifs
 
-    modules = (sixty_seconds, block_tables, detective)
+    modules = (sixty_seconds, block_tables, what_ifs, detective)
     return {exercise.id: exercise for module in modules for exercise in module.EXERCISES}
 
 

@@ -40,8 +40,6 @@ class Sharing:
             self._blocks.fork(parent.request_id, rid, cached)
         elif request.keys or self._caches:
             cached, note = self._blocks.attach(rid, request.keys, request.num_tokens)
-            if request.params.prompt_logprobs is not None:
-                note = "its prompt is scored, so all of it is computed"
             if self._bus.subs:
                 self._bus.emit(ev.Hit(rid, cached, note))
         before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
