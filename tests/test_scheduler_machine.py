@@ -1,4 +1,6 @@
-"""Random traffic through the scheduler, every call in any order, beside three independent witnesses.
+"""Random traffic through the plain scheduler (first come, first served, nothing shared), beside three witnesses.
+
+Every call in any order. `test_core_machine` does the same with everything switched on, and says less about each plan.
 
 - A slot model: what each token slot of the pool holds. A plan that would read a slot that was never written for that
   request and position, or write past its table, is caught here (the shadow model of the paging literature).
@@ -10,6 +12,7 @@ import random
 from collections import Counter
 
 import pytest
+from core_run import Witness
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,9 +31,8 @@ from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import DuplicateRequest, RequestError, RequestTooLong, UnknownRequest
 from pagedinfer.sim.rerun import rerun
 from pagedinfer.sim.simulated import SimulatedRunner
-from pagedinfer.trace.events import SCHEMA, Meta, Step
 from pagedinfer.trace.recording import Recording
-from pagedinfer.trace.replay import State, fold
+from pagedinfer.trace.replay import fold
 
 MAX_OPEN_PLANS = 3
 IDS = ["a", "b", "c", "d", "e", "f"]
@@ -54,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.config = EngineConfig(
             num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget, max_model_len=max_model_len, watermark=watermark,
+            enable_prefix_caching=False,
         )  # fmt: skip
         self.scheduler = Scheduler(self.config)
         self.runner = SimulatedRunner()
@@ -160,7 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         still_waiting = [
             rid for rid in before["waiting"] if rid not in admitted and rid not in plan.exhausted
         ]
-        ending = set(scheduler._ending)
+        ending = set(scheduler.ending)
         assert not admitted or before["waiting"].index(admitted[-1]) < min(
             (before["waiting"].index(rid) for rid in still_waiting if rid not in ending), default=99
         ), f"{admitted} overtook {still_waiting}"
@@ -270,7 +273,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.drain()
         assert self.scheduler.blocks.num_free == self.config.num_blocks
-        assert not self.scheduler._ending
+        assert not self.scheduler.ending
         recording = self.seen.recording
         assert fold(recording.events).snapshot() == self.scheduler.snapshot()
         self.seen.check_every_step()
@@ -299,35 +302,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.close_oldest(self.runner.execute(self.open[0][0]), {})
             self.all_is_well()
         assert not self.requests, f"not done after {bound} steps: {scheduler.snapshot()}"
-
-
-class Witness:
-    """A subscriber that records, folds, and remembers which events were there when each step ended."""
-
-    def __init__(self, config):
-        meta = Meta(SCHEMA, config.to_dict())
-        meta.step = 0
-        self.recording, self.state = Recording(), State()
-        self.ends = {}  # step -> number of events before the next step's plan
-        self.last_step = 0
-        self(meta)
-
-    def __call__(self, event):
-        if isinstance(event, Step):
-            if event.i - 1 not in self.ends or event.i > self.last_step:
-                self.ends[event.i - 1] = len(self.recording)
-            self.ends = {step: end for step, end in self.ends.items() if step < event.i}
-            self.last_step = event.i
-        self.recording.add(event)
-        self.state.apply(event)
-
-    def check_every_step(self):
-        """`at(k)`, backwards, equals the fold of everything up to the end of step k."""
-        self.ends[self.last_step] = len(self.recording)
-        assert self.recording.last_step == self.last_step
-        for step in sorted(self.ends, reverse=True):
-            there = fold(self.recording.events[: self.ends[step]])
-            assert self.recording.at(step).snapshot() == there.snapshot()
 
 
 def run(examples, steps):
