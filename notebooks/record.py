@@ -31,6 +31,7 @@ def record() -> None:
         num_blocks=40,
         max_num_seqs=8,
         max_num_batched_tokens=64,
+        enable_prefix_caching=False,  # sharing is notebook 08's
     )
     questions: dict[str, str] = {}
     with llm, Session(llm) as session:

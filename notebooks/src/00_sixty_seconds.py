@@ -117,6 +117,7 @@ import importlib.util
 from pagedinfer import Engine, EngineConfig, Session
 
 LIMITS = {"block_size": 4, "num_blocks": 16, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+LIMITS["enable_prefix_caching"] = False  # sharing comes in notebook 08
 if importlib.util.find_spec("torch"):
     from pagedinfer import LLM
 

@@ -5,9 +5,10 @@ Between the free queue and the block tables: it knows blocks and reference count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from pagedinfer.errors import count
+from pagedinfer.errors import count, describe_error
 from pagedinfer.memory.free_queue import FreeQueue
 from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.keys import BlockKey
@@ -15,7 +16,10 @@ from pagedinfer.memory.prefix import PINNED, PrefixCache
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
 
-__all__ = ["BlockPool"]
+__all__ = ["BlockPool", "EvictionRule"]
+
+EvictionRule = Callable[[Sequence[int]], int]
+"""Given cached blocks that nobody uses, least recently used first, the one to evict."""
 
 
 class BlockPool:
@@ -26,6 +30,7 @@ class BlockPool:
         cache: the prefix cache.
         journal: where inverses go; None outside a plan.
         overwritten: blocks that the plan being made hands out though a cancel would want their contents back.
+        eviction: chooses among the idle blocks of the lowest retention priority; None: the least recently used.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.cache = PrefixCache(block_size, windows)
         self.journal: Journal | None = None
+        self.eviction: EvictionRule | None = None
         self._bus = bus
         self._free = FreeQueue(num_blocks)
         self._ref_counts = [0] * num_blocks
@@ -72,10 +78,12 @@ class BlockPool:
         evicted, new = [], []
         for _ in range(needed):
             block_id, lane = self._free.first()
+            if lane and self.eviction is not None:
+                block_id = self._choose(self.eviction, list(self._free.lane(lane)))
             place = self._free.remove(block_id)
             self._ref_counts[block_id] = 1
             if self.journal is not None:
-                self.journal.record(lambda b=block_id, p=place: self._unpop(b, p))  # type: ignore[misc]
+                self.journal.record(partial(self._unpop, block_id, place, lane))
             if lane or block_id in self._given_up:
                 self.overwritten.append(block_id)
             if lane:
@@ -86,9 +94,28 @@ class BlockPool:
             self._bus.emit(ev.Evict(tuple(evicted), f"{for_whom} needs {count(needed, 'block')}"))
         return new
 
-    def _unpop(self, block_id: int, place: int) -> None:
+    def _choose(self, eviction: EvictionRule, idle: list[int]) -> int:
+        """Ask the rule; the least recently used block goes when it raises, or names none of them."""
+        try:
+            chosen = eviction(tuple(idle))
+            if chosen in idle:
+                return idle[idle.index(chosen)]
+            wrong = f"chose {chosen!r:.60}, which is no idle cached block"
+        except Exception as error:
+            wrong = describe_error(error)
+        if self._bus.subs:
+            name = getattr(eviction, "__name__", type(eviction).__name__)
+            self._bus.emit(ev.Error("eviction", f"{name}: {wrong}; the least recently used block goes"))
+        return idle[0]
+
+    # A request may end, unjournaled, while a plan is open: what is taken back then goes by how things stand.
+
+    def _unpop(self, block_id: int, place: int, lane: int) -> None:
         self._ref_counts[block_id] = 0
-        self._free.restore(block_id, place)
+        if self.cache.lane(block_id) == lane:
+            self._free.restore(block_id, place)
+        else:  # another block has been published under its key
+            self._free.push_back(block_id)
 
     def _forget(self, block_id: int, why: str) -> None:
         known = self.cache.forget(block_id, why, self.num_blocks)
@@ -107,9 +134,14 @@ class BlockPool:
 
     def _untake(self, block_id: int, place: int | None) -> None:
         self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id]:
+            return
+        lane = self.cache.lane(block_id)
         if place is not None:
             self._free.restore(block_id, place)
-            self._num_pinned += self.cache.lane(block_id) == 1 + PINNED
+        else:  # who held it then has ended
+            self._free.push_back(block_id, lane)
+        self._num_pinned += lane == 1 + PINNED
 
     def drop(self, block_id: int) -> bool:
         """One holder less. The last one puts the block into the free queue; returns whether it was the last."""
@@ -121,7 +153,7 @@ class BlockPool:
             self._num_pinned += lane == 1 + PINNED
         if self.journal is not None:
             self._given_up.add(block_id)
-            self.journal.record(lambda: self._undrop(block_id, freed))
+            self.journal.record(partial(self._undrop, block_id))
         return freed
 
     def take_overwritten(self) -> list[int]:
@@ -130,8 +162,8 @@ class BlockPool:
         self._given_up.clear()
         return overwritten
 
-    def _undrop(self, block_id: int, freed: bool) -> None:
-        if freed:
+    def _undrop(self, block_id: int) -> None:
+        if block_id in self._free:
             self._free.remove(block_id)
             self._num_pinned -= self.cache.lane(block_id) == 1 + PINNED
         self._ref_counts[block_id] += 1
@@ -149,8 +181,8 @@ class BlockPool:
         return self.cache.add(block_id, group, key)
 
     def retain(self, block_ids: Sequence[int], priority: int, until: float) -> None:
-        """Give cached blocks that somebody holds another retention priority."""
-        for block_id in block_ids:
+        """Give cached blocks that somebody holds another retention priority; it ends for the last of them first."""
+        for block_id in reversed(block_ids):
             assert self._ref_counts[block_id], f"block {block_id} is in a lane of the free queue"
             self.cache.retain(block_id, priority, until)
         if block_ids and self._bus.subs:
@@ -162,7 +194,9 @@ class BlockPool:
 
     def release_pins(self) -> bool:
         """Make pinned blocks ordinary ones: otherwise nobody could run. Returns whether there were any."""
-        pinned = sorted(b for b, (priority, _) in self.cache.retained.items() if priority == PINNED)
+        idle = list(self._free.lane(1 + PINNED))  # in the order of their last use, chains from the tail
+        pinned = [b for b, (priority, _) in self.cache.retained.items() if priority == PINNED]
+        pinned = idle + [b for b in pinned if self._ref_counts[b]]
         self._release(pinned)
         return bool(pinned)
 
@@ -174,17 +208,22 @@ class BlockPool:
                 self._num_pinned -= known[0] == PINNED
                 self._free.push_back(block_id, self.cache.lane(block_id))
             if self.journal is not None:
-                self.journal.record(lambda b=block_id, k=known, p=place: self._unrelease(b, k, p))  # type: ignore[misc]
+                self.journal.record(partial(self._unrelease, block_id, known, place))
         if block_ids and self._bus.subs:
             self._bus.emit(ev.Expire(tuple(block_ids)))
 
     def _unrelease(self, block_id: int, known: tuple[int, float], place: int | None) -> None:
-        if place is not None:
+        is_free = block_id in self._free
+        if is_free:
             self._free.remove(block_id)
         self.cache.retain(block_id, *known)
+        if not is_free:
+            return
         if place is not None:
             self._free.restore(block_id, place)
-            self._num_pinned += known[0] == PINNED
+        else:  # who held it then has ended
+            self._free.push_back(block_id, self.cache.lane(block_id))
+        self._num_pinned += known[0] == PINNED
 
     def reset(self, why: str) -> bool:
         """Forget everything cached. Refused (False) while any block is held: its reader may share it."""

@@ -36,6 +36,7 @@ def _keyframe(state: State, event: ev.Keyframe) -> None:
     state.host_free = list(data.get("host_free", ()))
     state.ref_counts = {int(block_id): count for block_id, count in data["ref_counts"].items()}
     state.set_pool(data)
+    state.holders = {rid for rid, request in state.requests.items() if any(request.tables())}
     for name in ("num_submitted", "num_preemptions", "num_finished"):
         setattr(state, name, data[name])
 
@@ -66,8 +67,9 @@ def _finish(state: State, event: ev.Finish) -> None:
     queue = {"running": state.running, "swapped": state.swapped}.get(request.status, state.waiting)
     queue.remove(event.rid)
     if request.status == "swapped":
-        state.release(state.host_tables.pop(event.rid))
+        state.host_free += state.host_tables.pop(event.rid)  # at once: an end is no part of an open plan
     del state.requests[event.rid]
+    state.holders.discard(event.rid)
     state.finished[event.rid] = (event.why, event.detail)
     state.num_finished += 1
     state.last.finished.append(event.rid)
@@ -102,7 +104,10 @@ def _step(state: State, event: ev.Step) -> Inverse:
 
 def _commit(state: State, event: ev.Commit) -> None:
     state.last.tokens = event.tokens
-    for rid in state.close():
+    scheduled = state.close()
+    if strangers := event.tokens.keys() - scheduled.keys():
+        raise ValueError(f"tokens for {', '.join(sorted(strangers))}, outside the plan")
+    for rid in scheduled:
         request, new = state.requests[rid], event.tokens.get(rid, 0)
         if drafts := max(0, request.num_computed_tokens - request.num_tokens):
             rejected = drafts + 1 - new if new else drafts
@@ -181,6 +186,7 @@ def _append(state: State, event: ev.Alloc | ev.Share, first: int) -> Inverse:
     places = [(block_id, state.take(block_id)) for block_id in event.pblks]
     table += [-1] * max(0, gone)
     table += event.pblks
+    state.holders.add(event.rid)
 
     def undo() -> None:
         del table[len(table) - len(event.pblks) - max(0, gone) :]
@@ -192,7 +198,7 @@ def _append(state: State, event: ev.Alloc | ev.Share, first: int) -> Inverse:
 
 def _alloc(state: State, event: ev.Alloc) -> Inverse:
     table = _table(state.requests[event.rid], event.group)
-    if event.first != len(table) and table:  # a new table may begin with blocks that its window has left
+    if event.first != len(table) and (table or event.first < 0):
         raise ValueError(f"the table of {event.rid} has {len(table)} blocks, not {event.first}")
     return _append(state, event, event.first)
 
@@ -200,11 +206,11 @@ def _alloc(state: State, event: ev.Alloc) -> Inverse:
 def _share(state: State, event: ev.Share) -> Inverse:
     request = state.requests[event.rid]
     undo = _append(state, event, event.first)
-    shared = 0 if event.group else event.num_tokens  # the groups share the same tokens
-    request.num_computed_tokens += shared  # its step has counted the tokens to be computed already
+    found = 0 if event.group else event.num_tokens  # each group has an event
+    request.num_computed_tokens += found  # its step has counted the tokens to be computed already
 
     def both() -> None:
-        request.num_computed_tokens -= shared
+        request.num_computed_tokens -= found
         undo()
 
     return both
@@ -235,8 +241,10 @@ def _free(state: State, event: ev.Free) -> Inverse | None:
     if tuple(freed) != event.pblks:
         raise ValueError(f"{event.rid} frees {freed}, not {list(event.pblks)}")
     request.block_table, request.group_tables = [], [[] for _ in request.group_tables]
+    state.holders.discard(event.rid)
 
     def undo() -> None:
+        state.holders.add(event.rid)
         for block_id in reversed(held):
             state.undrop(block_id)
         request.block_table, request.group_tables = tables[0], tables[1:]
@@ -299,10 +307,14 @@ def _expire(state: State, event: ev.Expire) -> Inverse:
 
     def undo() -> None:
         for block_id, known, place in reversed(undone):
-            if place is not None:
-                state.free.remove(block_id)
-                state.free.restore(block_id, place)
             state.retained[block_id] = known
+            if block_id not in state.free:
+                continue
+            state.free.remove(block_id)
+            if place is not None:
+                state.free.restore(block_id, place)
+            else:  # who held it then has ended
+                state.free.push_back(block_id, state.lane(block_id))
 
     return undo
 
@@ -320,6 +332,9 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
         state.num_idle += len(undone)
         for block_id, (key, retained), place in reversed(undone):
             state.free.remove(block_id)
+            if key in state.cached.values():  # another block has been published under its key
+                state.free.push_back(block_id)
+                continue
             state.free.restore(block_id, place)
             state.cached[block_id] = key
             if retained is not None:
