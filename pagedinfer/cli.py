@@ -150,8 +150,8 @@ def _waste(options: argparse.Namespace) -> int:
     print(
         f"{path.name}, {len(requests):,} requests; {longer:,} of more than {config.max_model_len:,} tokens "
         f"(max_model_len) left out; a step is {options.seconds_per_step:g} s of the trace.\n"
-        f"{config.num_blocks:,} blocks of {config.block_size} slots: tokens, reserved, tail_slack and free are shares of "
-        "them, mean over the\nsteps in which requests wait for memory."
+        f"{config.num_blocks:,} blocks of {config.block_size} slots: tokens, reserved, tail_slack and free are shares "
+        "of them, mean over the\nsteps in which requests wait for memory."
     )
     print(table)
     return 0

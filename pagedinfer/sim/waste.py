@@ -3,8 +3,7 @@
 The comparison of Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention"
 (SOSP 2023), figure 2: of the KV memory of systems that reserve ahead, 20 to 38% hold tokens, of a paged one 96%. Here
 the scheduler and the allocators are the real ones, the runner is simulated, and the requests come from a trace; every
-number is what `State.usage` says at the end of a step. The steps that count are those in which requests wait for
-memory.
+number is what `State.usage` says while a step runs. The steps that count are those in which requests wait for memory.
 """
 
 from __future__ import annotations
@@ -134,7 +133,10 @@ def _numbers(state: State) -> dict[str, float]:
 def run_trace(
     requests: Sequence[TraceRequest], strategy: Strategy, config: EngineConfig, seconds_per_step: float
 ) -> Iterator[State]:
-    """The state at the end of every step until the last request has come: one object that changes."""
+    """The state while each step runs, its tokens counted as written, until the last request has come.
+
+    One object that changes.
+    """
     config = replace(config, allocator=strategy.allocator)
     scheduler, runner, state = Scheduler(config), SimulatedRunner(), State(config.to_dict())
     scheduler.bus.subscribe(state.apply)
@@ -153,6 +155,6 @@ def run_trace(
             for item in plan.scheduled
             if item.samples and item.output_index + 1 == traced[item.request_id].num_output_tokens
         }
-        scheduler.commit(plan, runner.execute(plan), ends)
         yield state
+        scheduler.commit(plan, runner.execute(plan), ends)
     assert state.snapshot() == scheduler.snapshot(), "what was measured is not the scheduler's state"
