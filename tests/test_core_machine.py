@@ -40,7 +40,12 @@ class CoreMachine(RuleBasedStateMachine):
     def act(self, name):
         self.run.act(name)
 
-    @rule(length=st.integers(1, 12), max_tokens=st.integers(1, 12), shared=st.integers(0, 12), n=st.integers(1, 3))
+    @rule(
+        length=st.integers(1, 12),
+        max_tokens=st.integers(1, 12),
+        shared=st.integers(0, 12),
+        n=st.integers(1, 3),
+    )
     def submit(self, length, max_tokens, shared, n):
         self.run.submit(length, max_tokens, shared=min(shared, length), n=n)
 
