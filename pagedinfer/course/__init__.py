@@ -7,14 +7,28 @@ check("00.1", "newest")
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-from pagedinfer.course.bundled import bundled_recording, bundled_texts
+from pagedinfer.course.bundled import bundled_prompts, bundled_recording, bundled_texts
 from pagedinfer.course.cards import Card, Verdict
 from pagedinfer.course.exercise import Exercise
 from pagedinfer.errors import ConfigError
 
-__all__ = ["Card", "Verdict", "bundled_recording", "bundled_texts", "check", "exercises", "hint", "reveal"]
+__all__ = [
+    "Card",
+    "Verdict",
+    "bundled_prompts",
+    "bundled_recording",
+    "bundled_texts",
+    "check",
+    "exercises",
+    "hint",
+    "reveal",
+]
+
+MODULES = ("sixty_seconds", "block_tables", "sharing")
+"""The notebooks' exercises, in order."""
 
 _hints_given: dict[str, int] = {}
 
@@ -22,9 +36,8 @@ _hints_given: dict[str, int] = {}
 @cache
 def exercises() -> dict[str, Exercise]:
     """Every exercise by id, in the notebooks' order."""
-    from pagedinfer.course import block_tables, sixty_seconds
-
-    return {exercise.id: exercise for exercise in (*sixty_seconds.EXERCISES, *block_tables.EXERCISES)}
+    modules = [import_module(f"pagedinfer.course.{name}") for name in MODULES]
+    return {exercise.id: exercise for module in modules for exercise in module.EXERCISES}
 
 
 def check(exercise_id: str, *answers: Any, **named: Any) -> Verdict:
