@@ -643,12 +643,12 @@ def test_a_condition_stops_the_run_and_is_marked(live, artifacts):
     at(shown, 0)  # the keys in the box moved nothing
     shown.get_by_label("Speed").select_option("100")
     shown.get_by_role("button", name="Play").click()
-    expect(shown.locator(".pi-notice")).to_contain_text("Stopped at step")
+    expect(shown.locator(".pi-notice")).to_contain_text("Stop at step")
     step = run.scheduler.step
     at(shown, step)
     assert run.unfinished
     free = len(run.recording.at(step).free)
-    expect(shown.locator(".pi-notice")).to_have_text(f"Stopped at step {step}: {free} blocks are free")
+    expect(shown.locator(".pi-notice")).to_have_text(f"Stop at step {step}: {free} blocks are free")
     expect(shown.get_by_role("button", name="Play")).to_be_visible()
     expect(shown.locator(".pi-axis [data-stop]")).to_have_attribute("data-stop", str(step))
     expect(shown.locator(".pi-live-badge")).to_have_text("live")

@@ -50,6 +50,8 @@ def test_solutions_pass(session):
         "01.1": lambda s: [s["prediction"], session],
         "01.2": lambda s: [s["slot_mapping"], session],
         "01.3": lambda s: [s["append_token"]],
+        **{f"10.{n}": lambda s: [s["cause"], s["steps"], s["change"]] for n in (1, 2, 3, 4)},
+        "10.5": lambda s: [s["diagnose"]],
     }
     assert answers.keys() == exercises().keys()
     for exercise_id, pick in answers.items():
@@ -227,6 +229,7 @@ def test_wrong_tables_are_refused(session, prediction, says):
 def test_each_exercise_has_two_wrong_answers():
     refused = {exercise_id: sum(w[0] == exercise_id for w in WRONG) for exercise_id in exercises()}
     refused["01.1"] = 5
+    refused |= {name: 2 for name in refused if name.startswith("10.")}  # tests/test_detective.py
     assert min(refused.values()) >= 2
 
 

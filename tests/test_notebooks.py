@@ -53,7 +53,7 @@ def plain(cell):
 
 
 def test_there_are_notebooks():
-    assert [source.name[:2] for source in build.sources()] == ["00", "01"]
+    assert [source.name[:2] for source in build.sources()] == ["00", "01", "10"]
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {source.stem for source in build.sources()}
 
 

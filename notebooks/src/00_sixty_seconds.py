@@ -31,7 +31,8 @@ from pagedinfer.course import bundled_recording, bundled_texts, check, hint, rev
 from pagedinfer.views import EngineView, batch_timeline, block_map, describe, export_html
 
 recording = bundled_recording("eight_requests")
-EngineView(recording.until(12))
+THREE = ("blocks", "timeline", "memory")
+EngineView(recording.until(12), panes=THREE)
 
 # %% [markdown]
 # **Use it:** drag the slider, or click into the view and press ← and →; `Space` plays. Click a block, or a request, to follow it through all three views.
@@ -70,7 +71,7 @@ check("00.1", prediction)
 # Here is the whole run. Find out whether you were right: step on from 12.
 
 # %% check
-EngineView(recording, step=12)
+EngineView(recording, step=12, panes=THREE)
 
 # %% [markdown]
 # The views draw what `recording` holds. You can ask it directly, too. Change the number and run the cell again:
@@ -133,7 +134,7 @@ for text in (b"The fox jumped", b"A quiet evening", b"Once upon a time", b"It ra
     prompt = {"prompt_token_ids": list(text)}  # the tiny model has one token for each byte
     session.submit(prompt, temperature=0.0, max_tokens=14, ignore_eos=True, detokenize=False)
 session.run(4)
-view = session.view()
+view = session.view(panes=THREE)
 view
 
 # %% [markdown]

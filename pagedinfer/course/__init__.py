@@ -7,7 +7,6 @@ check("00.1", "newest")
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from pagedinfer.course.bundled import bundled_prompts, bundled_recording, bundled_texts
@@ -27,16 +26,15 @@ __all__ = [
     "reveal",
 ]
 
-MODULES = ("sixty_seconds", "block_tables", "sharing")
-"""The notebooks' exercises, in order."""
-
 _hints_given: dict[str, int] = {}
 
 
 @cache
 def exercises() -> dict[str, Exercise]:
     """Every exercise by id, in the notebooks' order."""
-    modules = [import_module(f"pagedinfer.course.{name}") for name in MODULES]
+    from pagedinfer.course import block_tables, detective, sharing, sixty_seconds
+
+    modules = (sixty_seconds, block_tables, sharing, detective)
     return {exercise.id: exercise for module in modules for exercise in module.EXERCISES}
 
 

@@ -95,10 +95,8 @@ def split(request: Request) -> list[Request]:
     Only the first computes and scores the prompt. Where the best of more are wanted, ranking needs log-probabilities.
     """
     how = request.params
-    first = (
-        f"{request.request_id}.0" if request.num_prompt_tokens > 1 else ""
-    )  # of one token nothing is shared
     ranked = how.num_children > how.n
+    ids = child_ids(request.request_id, how.num_children)
     return [
         replace(
             request,
@@ -111,10 +109,10 @@ def split(request: Request) -> list[Request]:
                 logprobs=0 if ranked and how.logprobs is None else how.logprobs,
             ),
             token_ids=list(request.token_ids),
-            parent=first if index else "",
             seed=child_seed(request.seed, index),
+            parent=ids[0] if index else "",
         )
-        for index, child_id in enumerate(child_ids(request.request_id, how.num_children))
+        for index, child_id in enumerate(ids)
     ]
 
 

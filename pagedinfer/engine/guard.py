@@ -58,16 +58,18 @@ class Guard:
         return tuple(key) if isinstance(key, tuple | list) else (key,)
 
     def admit(self, request: Request) -> str | None:
-        """The sentence why the request must wait; None for yes."""
-        return self._ask(
-            "admit",
-            lambda policy: policy.admit(request.view, self._view),
-            lambda answer: (
-                None
-                if answer is None or (isinstance(answer, str) and answer)
-                else f"admit() answered {answer!r:.60}; None says yes, a sentence says why not"
-            ),
-        )
+        """The sentence why the request must wait; None for yes, and there is room."""
+
+        def wrong(answer: Any) -> str | None:
+            if answer is None:
+                short = self._view.shortage(request.view)
+                return f"admit() answered None, which says yes, but the request {short}" if short else None
+            if isinstance(answer, str) and answer:
+                return None
+            return f"admit() answered {answer!r:.60}; None says yes, a sentence says why not"
+
+        why: str | None = self._ask("admit", lambda policy: policy.admit(request.view, self._view), wrong)
+        return why
 
     def chunk(self, requests: Sequence[Request], budget: int) -> Mapping[str, int]:
         """Tokens by request id, within pending tokens and budget."""

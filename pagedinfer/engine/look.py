@@ -112,6 +112,10 @@ class SchedulerView:
         """Blocks in the request's table."""
         return len(self._scheduler.blocks.table(request.request_id))
 
+    def num_missing_blocks(self, request: RequestView, num_tokens: int) -> int:
+        """Blocks to add, over all groups of layers, until the request holds `num_tokens` tokens."""
+        return self._scheduler.blocks.num_missing(request.request_id, num_tokens)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill."""
         return self._scheduler.blocks.blocks_for(num_tokens)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagedinfer.engine.open_plan import OpenPlan
 from pagedinfer.engine.plan import ScheduledRequest
@@ -69,7 +70,7 @@ class Planner:
             if pending and request.request_id not in placed and request.request_id not in ending:
                 due.append((request, pending))
                 total += pending
-        if self._guard.chunks or total > opened.budget:
+        if due and (self._guard.chunks or total > opened.budget):
             shares = self._guard.chunk([request for request, _ in due], opened.budget)
             due = [(request, shares.get(request.request_id, 0)) for request, _ in due]
         running, is_covered = Status.RUNNING, self._blocks.is_covered
@@ -89,6 +90,7 @@ class Planner:
             )
             return
         start = request.num_computed_tokens
+        opened.touched.add(rid)  # also when it gets no block: a window may have left some
         while True:
             try:
                 new = self._blocks.allocate(rid, start + num_tokens, start=start)
@@ -115,9 +117,16 @@ class Planner:
         return victim is not request
 
     def _candidates(self, request: Request) -> list[Request]:
-        """Who may be preempted for a running request: not the first of the batch, so that something always goes on."""
+        """Who may be preempted for a running request: nobody more urgent.
+
+        Nor the first of all, so that something always goes on; it gives way only when it is alone.
+        """
         running = self._queues.running
-        return running[1:] or [request]
+        if self._scheduler.config.order != "priority":
+            return running[1:] or [request]
+        first = min(running, key=_rank)
+        below = [r for r in running if r is not first and r.order_key >= request.order_key]
+        return below or [request]
 
     def _preempt(self, opened: OpenPlan, victim: Request, why: str) -> None:
         item = opened.placed.pop(victim.request_id, None)
@@ -125,6 +134,8 @@ class Planner:
             opened.plan.scheduled.remove(item)
             victim.num_computed_tokens -= item.num_tokens
             opened.budget += item.num_tokens
+            if victim.tenant:
+                self._count_served(opened, victim.tenant, -item.num_tokens)
         mode = self._guard.preempt_mode(victim)
         self._queues.preempt(victim, mode, why)
         opened.touched.add(victim.request_id)
@@ -134,27 +145,46 @@ class Planner:
     # -- swapped and waiting requests ---------------------------------------------------------------------------
 
     def _schedule_waiting(self, opened: OpenPlan) -> None:
-        """Let others in while seats, budget and blocks allow: swapped ones first, then from the head of the queue."""
-        kept_out: Request | None = None
+        """Let others in while seats, budget and blocks allow: swapped ones first, but for the more urgent."""
+        closed: set[str] = set()
         for request in list(self._queues.swapped):
-            if request.request_id not in self._scheduler.ending and not self._swap_in(opened, request):
-                kept_out = request
-                break
-        for request in self._queues.waiting.in_order():
-            rid = request.request_id
-            if rid in self._scheduler.ending:
+            if request.request_id in self._scheduler.ending:
                 continue
-            if kept_out is not None and request.priority >= kept_out.priority:
+            if not self._admit_waiting(opened, closed, above=request.priority):
                 return
             if why := self._admission.why_never(request):
                 self._exhaust(opened, request, why)
-            elif why := self._why_passed_over(opened, request):
-                opened.plan.reasons[rid] = why
-            elif why := self._why_not_now(opened, request):
-                opened.plan.reasons[rid] = why
+            elif why := self._admission.why_skipped(request):
+                opened.plan.reasons[request.request_id] = why
+            elif not self._swap_in(opened, request):
                 return
-            elif not self._admit(opened, request):
-                return
+        self._admit_waiting(opened, closed)
+
+    def _admit_waiting(self, opened: OpenPlan, closed: set[str], above: int | None = None) -> bool:
+        """Admit from the head of the queue, with `above` only who is more urgent. False: nobody else comes in.
+
+        `closed` collects the tenants that have their share.
+        """
+        with closing(self._queues.waiting.in_order(closed)) as waiting:
+            for request in waiting:
+                rid = request.request_id
+                if above is not None and request.priority >= above:
+                    return True
+                if rid in self._scheduler.ending:
+                    continue
+                if why := self._admission.why_never(request):
+                    self._exhaust(opened, request, why)
+                elif why := self._why_no_fork(opened, request):
+                    opened.plan.reasons[rid] = why
+                elif why := self._admission.why_skipped(request):
+                    opened.plan.reasons[rid] = why
+                    closed.add(request.tenant)
+                elif why := self._why_not_now(opened, request):
+                    opened.plan.reasons[rid] = why
+                    return False
+                elif not self._admit(opened, request):
+                    return False
+        return True
 
     def _swap_in(self, opened: OpenPlan, request: Request) -> bool:
         """Bring a swapped request back. False: it must wait, and so must all that came later."""
@@ -169,18 +199,22 @@ class Planner:
             plan.reasons[rid] = why
             return False
         try:
-            computed = request.num_computed_tokens
-            self._blocks.allocate(rid, computed, start=computed, max_total_tokens=request.max_total_tokens)
+            back = self._blocks.restore(rid, request.num_computed_tokens, request.max_total_tokens)
         except OutOfBlocks as error:
             plan.reasons[rid] = f"{error}, refused"
             return False
         opened.touched.add(rid)
-        self._queues.swap_in(request)
+        self._queues.swap_in(request, back)
         opened.num_admitted += 1
         opened.promised = None
-        if request.num_pending_tokens:
-            self._serve(opened, request, min(request.num_pending_tokens, opened.budget))
+        self._serve(opened, request, self._first_share(opened, request))
         return True
+
+    def _first_share(self, opened: OpenPlan, request: Request) -> int:
+        """Tokens of a request that joins the batch; there is budget for one at least."""
+        if self._guard.chunks:
+            return self._guard.chunk([request], opened.budget)[request.request_id]
+        return min(request.num_pending_tokens, opened.budget)
 
     def _why_closed(self, opened: OpenPlan) -> str | None:
         """Why nobody comes in: a running request has just lost its place for want of blocks."""
@@ -189,12 +223,12 @@ class Planner:
             return None
         return f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} preempted in this step"
 
-    def _why_passed_over(self, opened: OpenPlan, request: Request) -> str | None:
-        """Why a waiting request is skipped while those behind it may come in."""
+    def _why_no_fork(self, opened: OpenPlan, request: Request) -> str | None:
+        """Why a waiting request is passed over: it will share the blocks of another one, which is not so far yet."""
         parent = self._parent(request)
-        if parent is not None and not self._can_fork(opened, parent, request):
-            return f"waits for {parent.request_id}, which computes their prompt"
-        return self._admission.why_skipped(request)
+        if parent is None or self._can_fork(opened, parent, request):
+            return None
+        return f"waits for {parent.request_id}, which computes their prompt"
 
     def _why_not_now(self, opened: OpenPlan, request: Request) -> str | None:
         """Why the request in front must wait; less urgent running requests are preempted for it if that helps."""
@@ -231,8 +265,14 @@ class Planner:
         ]
         if not below or self._why_closed(opened):
             return []
+        if not opened.budget and not any(r.request_id in opened.placed for r in below):
+            return []
+        others = [r for r in self._queues.running if r not in below]
+        kept = sum(self._blocks.num_missing(r.request_id, r.num_tokens) for r in others)
+        kept += self._watermark if others else 0
+        needed = self._blocks.num_needed(request.num_tokens, request.max_total_tokens)
         room = self._blocks.num_free + sum(self._blocks.num_freed_with(r.request_id) for r in below)
-        return below if self._blocks.blocks_for(request.num_tokens) + self._watermark <= room else []
+        return below if needed + kept <= room else []
 
     def _admit(self, opened: OpenPlan, request: Request) -> bool:
         """Move the request in front into the batch. False: an allocation was refused by fault injection."""
@@ -242,9 +282,7 @@ class Planner:
             opened.plan.reasons[request.request_id] = f"{error}, refused"
             return False
         cached = self._begin(opened, request)
-        share = min(request.num_tokens - cached, opened.budget)
-        if self._guard.chunks:
-            share = self._guard.chunk([request], opened.budget).get(request.request_id, 0) or share
+        share = self._first_share(opened, request)
         new = self._blocks.allocate(
             request.request_id,
             cached + share,
@@ -267,6 +305,8 @@ class Planner:
             self._blocks.fork(parent.request_id, rid, cached)
         elif request.keys or self._scheduler.caches:
             cached, note = self._blocks.attach(rid, request.keys, request.num_tokens)
+            if request.params.prompt_logprobs is not None:
+                note = "its prompt is scored, so all of it is computed"
             if self._scheduler.bus.subs:
                 self._scheduler.bus.emit(ev.Hit(rid, cached, note))
         before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
@@ -280,21 +320,24 @@ class Planner:
     # -- forks --------------------------------------------------------------------------------------------------
 
     def _parent(self, request: Request) -> Request | None:
-        """The live request whose prompt this one waits to share."""
-        if not request.parent or request.status != Status.WAITING or not self._blocks.can_share:
+        """The live request whose prompt this one waits to share, unless windows have left what it needs of it."""
+        parent, position = request.shares_with, request.num_prompt_tokens - 1
+        if parent is None or request.status != Status.WAITING or parent.status == Status.FINISHED:
             return None
-        return self._queues.requests.get(request.parent)
+        return parent if position and self._blocks.reaches(parent.request_id, position) else None
 
     def _can_fork(self, opened: OpenPlan, parent: Request, request: Request) -> bool:
         """Whether all of the prompt but its last token is written, in steps before this one."""
         item = opened.placed.get(parent.request_id)
         written = parent.num_computed_tokens - (item.num_tokens if item is not None else 0)
-        return parent.status == Status.RUNNING and written >= request.num_prompt_tokens - 1 > 0
+        return parent.status == Status.RUNNING and written >= request.num_prompt_tokens - 1
 
     def start_fork(self, parent: Request, request: Request) -> None:
         """A copy of a running request runs at once if a seat is free, sharing its blocks; otherwise it waits."""
         seats = self._scheduler.config.max_num_seqs - len(self._queues.running)
         if parent.status != Status.RUNNING or seats < 1 or not self._blocks.can_share:
+            return
+        if self._admission.why_skipped(request):
             return
         if parent.num_computed_tokens:
             self._blocks.fork(parent.request_id, request.request_id, parent.num_computed_tokens)
@@ -371,6 +414,10 @@ class Planner:
                 None if needed + spare <= free else f"needs {needed} blocks beside shared ones, {free} free"
             )
         return self._blocks.shortage(request.keys, request.num_tokens, request.max_total_tokens, spare)
+
+
+def _rank(request: Request) -> tuple[Any, int]:
+    return request.order_key, request.arrival
 
 
 def _restore(request: Request, before: tuple[int, int, str]) -> None:

@@ -208,10 +208,8 @@ def make_policy(config: EngineConfig) -> Policy:
 
 def _reserve(request: RequestView, view: SchedulerView, length: object) -> str | None:
     assert callable(length)
-    promised = sum(
-        max(0, view.blocks_for(length(other)) - view.num_held_blocks(other)) for other in view.running
-    )
-    needed, free = view.blocks_for(length(request)), view.num_free_blocks
+    promised = sum(view.num_missing_blocks(other, length(other)) for other in view.running)
+    needed, free = view.num_missing_blocks(request, length(request)), view.num_free_blocks
     if needed + promised <= free:
         return view.shortage(request)
     if not view.num_running and view.shortage(request) is None:

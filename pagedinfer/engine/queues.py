@@ -107,17 +107,17 @@ class Queues:
     def _unadmit(self, request: Request, was: Status) -> None:
         self.running.remove(request)
         request.status = was
-        self.waiting.add(request)
+        self.waiting.put_back(request)
 
-    def swap_in(self, request: Request) -> None:
-        """Move a request from `swapped` to `running`; its blocks have been allocated and get their contents back."""
+    def swap_in(self, request: Request, block_ids: list[int]) -> None:
+        """Move a request from `swapped` to `running`; `block_ids`, just restored, get their contents back."""
         rid = request.request_id
         slots = self.host_tables.pop(rid)
         self.swapped.remove(request)
         self.host.free(slots)
         request.status = Status.RUNNING
         insort(self.running, request, key=by_arrival)
-        pairs = tuple(zip(slots, self._blocks.written(rid, request.num_computed_tokens), strict=True))
+        pairs = tuple(zip(slots, block_ids, strict=True))
         self._blocks.ops.append(BlockOp("swap_in", pairs))
         if self._blocks.journal is not None:
             self._blocks.journal.record(lambda: self._unswap_in(request, slots))
@@ -140,13 +140,14 @@ class Queues:
         wait in the host pool; where that has no room, recompute.
         """
         rid, computed, drafts = request.request_id, request.num_computed_tokens, request.draft_token_ids
-        held = self._blocks.written(rid, computed)
-        slots = self.host.allocate(len(held)) if mode == "swap" and held else None
-        if mode == "swap" and slots is None:
-            mode, why = (
-                "recompute",
-                f"{why}; {self.host.num_free} host slots free for {count(len(held), 'block')}",
-            )
+        held: list[int] = []
+        slots = None
+        if mode == "swap":
+            held = self._blocks.kept_blocks(rid, computed)
+            slots = self.host.allocate(len(held)) if held else None
+            if slots is None:
+                mode = "recompute"
+                why += f"; {self.host.num_free} host slots free for {count(len(held), 'block')}"
         if self._bus.subs:
             self._bus.emit(ev.Preempt(rid, mode, why))
         if slots is not None:
@@ -250,6 +251,6 @@ class Queues:
         )
         if request.status == Status.SWAPPED:
             slots, most = len(self.host_tables[request.request_id]), self._blocks.blocks_for(covered)
-            exact = self._config.group_windows == (None,)  # otherwise windows have left some
-            assert slots == most or not exact, f"{request} has {slots} host slots"
+            assert 0 < slots <= most * len(self._config.group_windows), f"{request} has {slots} host slots"
+            assert slots == most or self._config.group_windows != (None,), f"{request} has {slots} host slots"
         assert request.num_output_tokens <= request.max_tokens, f"{request} went past max_tokens"

@@ -65,6 +65,7 @@ class Request:
         draft_token_ids: tokens guessed to come next, to be computed and checked in its next step.
         order_key: its place among the waiting, as the policy gave it.
         publish_at: written tokens from which another block is full.
+        shares_with: the request that `parent` named when this one came; the name may be another's later.
         view: what a policy sees of it.
     """
 
@@ -96,6 +97,7 @@ class Request:
     draft_token_ids: Sequence[int] = ()
     order_key: Any = None
     publish_at: int = 0
+    shares_with: Request | None = None
     view: RequestView = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +123,16 @@ class Request:
     def max_total_tokens(self) -> int:
         """Tokens that it may grow to: prompt and `max_tokens`."""
         return self.num_prompt_tokens + self.max_tokens
+
+    def fork(self, request_id: str, *, seed: int = 0, rules: TokenRules | None = None) -> Request:
+        """A copy as it stands, under another id: everything that a caller asked of it, and its tokens so far."""
+        twin = Request(
+            request_id, self.num_prompt_tokens, self.max_tokens, self.params, list(self.token_ids), self.priority,
+            seed, self.end_token_ids, rules, tenant=self.tenant, deadline=self.deadline, expires=self.expires,
+            retain=self.retain, salt=self.salt,
+        )  # fmt: skip
+        twin.num_tokens = self.num_tokens
+        return twin
 
     def append(self, new_token_ids: Sequence[int]) -> None:
         """Add output tokens."""

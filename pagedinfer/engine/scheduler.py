@@ -80,8 +80,7 @@ class Scheduler:
         self.keys = KeyTable()
         policy = policy or make_policy(config)
         self.guard = Guard(policy, config, self.bus, SchedulerView(self))
-        waiting = WaitingQueue(self.guard.order, policy.moving_key)
-        self.queues = Queues(config, self.blocks, waiting, self.bus)
+        self.queues = Queues(config, self.blocks, self._new_waiting(), self.bus)
         self.admission = Admission(config, self.blocks, self.queues)
         self.step = 0
         self.now = 0.0
@@ -92,6 +91,10 @@ class Scheduler:
         self.committer = Committer(self)
         self._open: list[OpenPlan] = []
         self.ending: dict[str, tuple[str, str]] = {}  # ends that wait for an open plan to close
+
+    def _new_waiting(self) -> WaitingQueue:
+        limits = self.config.tenant_max_running, self.config.tenant_max_blocks
+        return WaitingQueue(self.guard.order, self.guard.policy.moving_key, limits != (None, None))
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -138,11 +141,13 @@ class Scheduler:
         rid, prompt, priority = request.request_id, request.num_prompt_tokens, request.priority
         if error := self.admission.refusal(request, room_for):
             if self.bus.subs:
-                self.bus.emit(ev.Reject(rid, prompt, request.max_tokens, priority, now, str(error)))
+                self.bus.emit(ev.Reject(rid, prompt, request.max_tokens, priority, now, str(error), room_for))
             raise error
         request.max_tokens = min(request.max_tokens, self.config.max_model_len - prompt)
         with self._change():
             self.committer.extend_keys(request, request.key_ids)
+            if request.parent and self.blocks.can_share:
+                request.shares_with = self.requests.get(request.parent)
             self.queues.add(request, now)
             if self.bus.subs:
                 self.bus.emit(
@@ -153,9 +158,10 @@ class Scheduler:
                 )  # fmt: skip
 
     def fork(self, parent_id: str, request: Request, now: float) -> None:
-        """Add a copy of a live request as it stands: `request` has its known tokens, and shares its blocks.
+        """Add a copy of a live request as it stands: `request` (made by `Request.fork`) shares its blocks.
 
-        It runs at once when a seat is free; otherwise, or without paged memory, it waits and computes again.
+        The last token may be another than the parent's: nothing of it is computed yet. The copy runs at once when a
+        seat is free; otherwise, or without paged memory, it waits and computes again.
 
         Raises:
             UnknownRequest: no live request has the parent's id. RequestError: a plan is open.
@@ -169,11 +175,11 @@ class Scheduler:
         if error := self.admission.refusal(request):
             raise error
         with self._change():
-            request.num_tokens = parent.num_tokens
-            request.keys = list(parent.keys)
+            request.keys = parent.keys[: (parent.num_tokens - 1) // self.config.block_size]
             self.queues.add(request, now)
             if self.bus.subs:
-                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now))
+                ids = tuple(key.id for key in request.keys)
+                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now, ids))
             self.planner.start_fork(parent, request)
 
     def abort(self, request_id: str, why: str = "aborted by the caller") -> list[Update]:
@@ -217,7 +223,7 @@ class Scheduler:
         policy = policy or make_policy(config)
         self.config = config
         self.guard = Guard(policy, config, self.bus, SchedulerView(self))
-        self.queues.reconfigure(config, WaitingQueue(self.guard.order, policy.moving_key))
+        self.queues.reconfigure(config, self._new_waiting())
         self.admission = Admission(config, self.blocks, self.queues)
         self.planner = Planner(self)
         while len(self.running) > config.max_num_seqs:
@@ -232,6 +238,10 @@ class Scheduler:
             plan = StepPlan(self.step + 1, now, self.config.max_num_batched_tokens)
             opened = OpenPlan(plan)
             self._open.append(opened)
+            if left := list(
+                self.blocks.ops
+            ):  # of a request swapped out between two steps: they run with this plan
+                opened.journal.record(lambda: self.blocks.ops.extend(left))
             self.blocks.journal = self.queues.host.journal = opened.journal
             self.step = self.bus.step = plan.step
             mark = self.bus.num_queued
@@ -264,10 +274,13 @@ class Scheduler:
             opened = self._open.pop(0)
             self.queues.host.settle(opened.journal)
             self.bus.step = plan.step  # what follows belongs to this plan, also when a later one is open
-            event = ev.Commit({}, {rid: list(end) for rid, end in ends.items()})
+            event = None
             if self.bus.subs:
-                event.tokens = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
-                event.drafts = {rid: len(guess) for rid, guess in (drafts or {}).items() if guess}
+                event = ev.Commit(
+                    {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens},
+                    {rid: list(end) for rid, end in ends.items()},
+                    drafts={rid: len(guess) for rid, guess in (drafts or {}).items() if guess},
+                )
                 self.bus.emit(event)
             updates = self.committer.book(plan, result, drafts or {}, key_ids or {}, event)
             for update in updates:
@@ -310,8 +323,10 @@ class Scheduler:
     # -- memory, between steps ----------------------------------------------------------------------------------
 
     def reset_prefix_cache(self, why: str = "asked for") -> bool:
-        """Forget everything cached. False, and nothing is changed, while any block is in use or a plan is open."""
-        if self._open or self.is_changing:
+        """Forget everything cached. False, and nothing changes, while a block is in use, here or on the host, or a plan
+        is open.
+        """
+        if self._open or self.is_changing or self.queues.swapped:
             return False
         with self._change():
             return self.blocks.reset_prefix_cache(why)
@@ -320,10 +335,10 @@ class Scheduler:
         """The moves that a pool of another size needs first; for the runner, before `resize`.
 
         Raises:
-            RequestError: a plan is open. OutOfBlocks: more blocks are in use.
+            RequestError: a plan is open, or a request swapped out since the last step still has to be copied.
+            OutOfBlocks: more blocks are in use.
         """
-        if self._open or self.is_changing:
-            raise RequestError("The pool cannot be resized while a step is open.")
+        self._check_at_rest("resized")
         return self.blocks.plan_resize(num_blocks)
 
     def resize(self, num_blocks: int, ops: Sequence[BlockOp]) -> None:
@@ -337,11 +352,16 @@ class Scheduler:
         """The moves that close the holes of a contiguous pool; for the runner, before `compact`.
 
         Raises:
-            RequestError: a plan is open.
+            RequestError: as `plan_resize`.
         """
-        if self._open or self.is_changing:
-            raise RequestError("The pool cannot be compacted while a step is open.")
+        self._check_at_rest("compacted")
         return self.blocks.plan_compact()
+
+    def _check_at_rest(self, doing: str) -> None:
+        if self._open or self.is_changing:
+            raise RequestError(f"The pool cannot be {doing} while a step is open.")
+        if self.blocks.ops:
+            raise RequestError(f"The pool cannot be {doing} before the next step: it copies swapped blocks.")
 
     def compact(self, ops: Sequence[BlockOp], why: str) -> None:
         """The runner has done the moves of `plan_compact`: the books follow."""

@@ -63,6 +63,10 @@ class KVAllocator(Protocol):
         """Blocks to add so that the request's table covers `num_tokens` tokens; 0 when it does already."""
         ...
 
+    def num_needed(self, num_tokens: int, max_total_tokens: int) -> int:
+        """The most blocks that a request of `num_tokens` holds, and gets when it comes in."""
+        ...
+
     def why_never(self, num_tokens: int, max_total_tokens: int) -> str | None:
         """Why even the empty pool could not hold a request of `num_tokens` that may grow to `max_total_tokens`."""
         ...
@@ -100,6 +104,22 @@ class KVAllocator(Protocol):
         """
         ...
 
+    def restore(self, rid: str, num_tokens: int, max_total_tokens: int) -> list[int]:
+        """Blocks for a request without a table that comes back with `num_tokens` tokens, in `kept_blocks`' order.
+
+        Raises:
+            OutOfBlocks: as `allocate`.
+        """
+        ...
+
+    def kept_blocks(self, rid: str, num_tokens: int) -> list[int]:
+        """The blocks, group by group, that the token after the first `num_tokens` sees: what a swap has to keep."""
+        ...
+
+    def reaches(self, rid: str, position: int) -> bool:
+        """Whether the request holds all blocks that a query at `position` sees, as far as it has come."""
+        ...
+
     def fork(self, parent: str, rid: str, num_tokens: int) -> None:
         """Give a request without a table the first `num_tokens` tokens of `parent`, sharing its blocks."""
         ...
@@ -110,10 +130,13 @@ class KVAllocator(Protocol):
         keys: Sequence[BlockKey],
         num_tokens: int,
         retain: Sequence[tuple[int, int, int, float]] = (),
+        *,
+        is_first: bool = False,
     ) -> None:
         """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on.
 
-        `retain` holds (first token, end, priority, until) of ranges with another retention priority.
+        `retain` holds (first token, end, priority, until) of ranges with another retention priority; with `is_first`,
+        the first call since the request came in, for the blocks that it found there, too.
         """
         ...
 
@@ -135,10 +158,6 @@ class KVAllocator(Protocol):
 
     def num_cached(self, keys: Sequence[BlockKey], num_tokens: int) -> int:
         """Tokens of a request that `attach` would find now."""
-        ...
-
-    def written(self, rid: str, num_tokens: int) -> list[int]:
-        """The blocks of the request's first `num_tokens` tokens that the next one still sees, group after group."""
         ...
 
     def num_freed_with(self, rid: str) -> int:

@@ -9,7 +9,6 @@ who writes to such a block gets a copy first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from pagedinfer.errors import OutOfBlocks, count
 from pagedinfer.memory.keys import BlockKey
@@ -72,6 +71,10 @@ class BlockManager(BlockTables):
             seen = num_tokens if window is None else min(num_tokens, window + self._max_step_tokens)
             most += self.blocks_for(seen) + (seen < num_tokens)
         return most
+
+    def num_needed(self, num_tokens: int, max_total_tokens: int) -> int:
+        """`peak_blocks`: nothing is reserved for tokens to come."""
+        return self.peak_blocks(num_tokens)
 
     def why_never(self, num_tokens: int, max_total_tokens: int) -> str | None:
         """Why even the empty pool could not hold the request's `num_tokens` tokens."""
@@ -145,13 +148,10 @@ class BlockManager(BlockTables):
         if self._slides and start is not None:
             self._slide(rid, start)
         shared = () if start is None else self._shared_at(rid, start)
-        held = len(self._tables[0].get(rid, ()))
-        missing = max(0, self.blocks_for(num_tokens) - held)
+        missing = max(0, self.blocks_for(num_tokens) - len(self._tables[0].get(rid, ())))
         if not missing and not shared:
             return ()
-        # A request that comes back needs no blocks that its windows have left before `start`.
-        gone = [0 if held else first_in_window(w, start or 0, self.block_size) for w in self.windows]
-        needed = missing * len(gone) - sum(gone) + len(shared)
+        needed = missing * len(self._tables) + len(shared)
         if not asked:
             self.ask(needed)
         if needed > self.num_free:
@@ -159,10 +159,30 @@ class BlockManager(BlockTables):
         new = self.pool.pop(needed, rid)
         for (group, logical), block_id in zip(shared, new, strict=False):
             self._copy_on_write(rid, group, logical, block_id)
-        rest = iter(new[len(shared) :])
-        for group in range(len(gone) if missing else 0):
-            self._append(rid, group, tuple(islice(rest, missing - gone[group])), gone[group])
+        if missing:
+            for group in range(len(self._tables)):
+                first = len(shared) + group * missing
+                self._append(rid, group, tuple(new[first : first + missing]))
         return tuple(new)
+
+    def restore(self, rid: str, num_tokens: int, max_total_tokens: int) -> list[int]:
+        """Blocks for a request that comes back with `num_tokens` tokens, in the order of `kept_blocks`.
+
+        Raises:
+            OutOfBlocks: as `allocate`.
+        """
+        end = self.blocks_for(num_tokens)
+        firsts = [min(first_in_window(w, num_tokens, self.block_size), end) for w in self.windows]
+        needed = sum(end - first for first in firsts)
+        self.ask(needed)
+        if needed > self.num_free:
+            raise OutOfBlocks(needed, self.num_free)
+        new = self.pool.pop(needed, rid)
+        taken = 0
+        for group, first in enumerate(firsts):
+            self._append(rid, group, tuple(new[taken : taken + end - first]), first)
+            taken += end - first
+        return new
 
     def ask(self, needed: int) -> None:
         """Count a call that wants `needed` blocks; fault injection may refuse it.
@@ -186,16 +206,19 @@ class BlockManager(BlockTables):
         keys: Sequence[BlockKey],
         num_tokens: int,
         retain: Sequence[tuple[int, int, int, float]] = (),
+        *,
+        is_first: bool = False,
     ) -> None:
         """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on.
 
         `retain` holds (first token, end, priority, until) of ranges that shall stay longer than others, or less long.
+        With `is_first` that counts for the blocks that the request has found, too, where it makes them stay longer.
         A block whose key is cached already stays private.
         """
         first, end = self._num_published.get(rid, 0), min(num_tokens // self.block_size, len(keys))
-        if end <= first:
+        if end <= first and not (retain and is_first):
             return
-        self._num_published[rid] = end
+        self._num_published[rid] = max(first, end)
         for group, tables in enumerate(self._tables):
             table = tables[rid]
             run = [
@@ -203,15 +226,26 @@ class BlockManager(BlockTables):
                 for i in range(first, end)
                 if table[i] != GONE and self.pool.cache.add(table[i], group, keys[i])
             ]
-            if not run:
-                continue
-            if self._bus.subs:
-                parent = keys[run[0]].parent
+            if run and self._bus.subs:
+                parent = keys[run[0] - 1].id if run[0] else -1
                 blocks, ids = tuple(table[i] for i in run), tuple(keys[i].id for i in run)
-                self._bus.emit(ev.Cache(rid, blocks, ids, -1 if parent is None else parent.id, group))
-            for start, stop, priority, until in retain:
-                chosen = [table[i] for i in run if start <= i * self.block_size < stop]
-                self.pool.retain(chosen, priority, until)
+                self._bus.emit(ev.Cache(rid, blocks, ids, parent, group))
+            if retain:
+                self._retain([*range(first if is_first else 0), *run], table, set(run), retain)
+
+    def _retain(
+        self,
+        chosen: Sequence[int],
+        table: Sequence[int],
+        new: set[int],
+        retain: Sequence[tuple[int, int, int, float]],
+    ) -> None:
+        """Wishes for logical blocks: new ones get what is asked, others are not to be evicted sooner than before."""
+        is_more = self.pool.cache.is_more
+        for start, stop, priority, until in retain:
+            inside = [i for i in chosen if start <= i * self.block_size < stop]
+            blocks = [table[i] for i in inside if i in new or is_more(table[i], priority, until)]
+            self.pool.retain(blocks, priority, until)
 
     def expire(self, now: float) -> None:
         """Retention that has run out by `now` ends."""

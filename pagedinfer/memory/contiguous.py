@@ -87,6 +87,10 @@ class ContiguousAllocator(ExtentTables):
             return space.largest
         return max((length for _, length in ex.buddy_pieces(space.holes)), default=0)
 
+    def num_needed(self, num_tokens: int, max_total_tokens: int) -> int:
+        """Blocks that the strategy reserves for a request that comes in."""
+        return self.reservation.size(num_tokens, max_total_tokens)
+
     def why_never(self, num_tokens: int, max_total_tokens: int) -> str | None:
         """Why even the empty pool could not hold a request of `num_tokens` that may grow to `max_total_tokens`."""
         return self.reservation.why_never(self.num_blocks, num_tokens, max_total_tokens)
@@ -132,6 +136,8 @@ class ContiguousAllocator(ExtentTables):
         keys: Sequence[BlockKey],
         num_tokens: int,
         retain: Sequence[tuple[int, int, int, float]] = (),
+        *,
+        is_first: bool = False,
     ) -> None:
         """Nothing: nobody could share the blocks."""
 
@@ -142,6 +148,10 @@ class ContiguousAllocator(ExtentTables):
     def group_tables(self, rid: str) -> Sequence[list[int]]:
         """None: models with sliding-window groups need paged memory."""
         return ()
+
+    def reaches(self, rid: str, position: int) -> bool:
+        """True: contiguous memory has no windows."""
+        return True
 
     def expire(self, now: float) -> None:
         """Nothing: nothing is cached."""
@@ -185,6 +195,15 @@ class ContiguousAllocator(ExtentTables):
             new = self._extend(rid, first, size - held)
         self._fill(rid, self.blocks_for(num_tokens))
         return new
+
+    def restore(self, rid: str, num_tokens: int, max_total_tokens: int) -> list[int]:
+        """An extent for a request that comes back with `num_tokens` tokens. Returns the blocks for these.
+
+        Raises:
+            OutOfBlocks: as `allocate`.
+        """
+        self.allocate(rid, num_tokens, max_total_tokens=max_total_tokens)
+        return self.kept_blocks(rid, num_tokens)
 
     def _find(self, rid: str, size: int) -> int:
         """First block for a new extent."""

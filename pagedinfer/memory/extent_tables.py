@@ -70,8 +70,8 @@ class ExtentTables:
         """The request's block table, its whole extent; read-only, empty when it holds nothing."""
         return self.tables.get(rid, [])
 
-    def written(self, rid: str, num_tokens: int) -> list[int]:
-        """The blocks that hold the request's first `num_tokens` tokens."""
+    def kept_blocks(self, rid: str, num_tokens: int) -> list[int]:
+        """The blocks of the request's first `num_tokens` tokens."""
         return self.tables.get(rid, [])[: self.blocks_for(num_tokens)]
 
     def ref_count(self, block_id: int) -> int:

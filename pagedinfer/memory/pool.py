@@ -6,6 +6,7 @@ Between the free queue and the block tables: it knows blocks and reference count
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pagedinfer.errors import count, describe_error
 from pagedinfer.memory.free_queue import FreeQueue
@@ -82,7 +83,7 @@ class BlockPool:
             place = self._free.remove(block_id)
             self._ref_counts[block_id] = 1
             if self.journal is not None:
-                self.journal.record(lambda b=block_id, p=place: self._unpop(b, p))  # type: ignore[misc]
+                self.journal.record(partial(self._unpop, block_id, place, lane))
             if lane or block_id in self._given_up:
                 self.overwritten.append(block_id)
             if lane:
@@ -107,9 +108,14 @@ class BlockPool:
             self._bus.emit(ev.Error("eviction", f"{name}: {wrong}; the least recently used block goes"))
         return idle[0]
 
-    def _unpop(self, block_id: int, place: int) -> None:
+    # A request may end, unjournaled, while a plan is open: what is taken back then goes by how things stand.
+
+    def _unpop(self, block_id: int, place: int, lane: int) -> None:
         self._ref_counts[block_id] = 0
-        self._free.restore(block_id, place)
+        if self.cache.lane(block_id) == lane:
+            self._free.restore(block_id, place)
+        else:  # another block has been published under its key
+            self._free.push_back(block_id)
 
     def _forget(self, block_id: int, why: str) -> None:
         known = self.cache.forget(block_id, why, self.num_blocks)
@@ -128,9 +134,14 @@ class BlockPool:
 
     def _untake(self, block_id: int, place: int | None) -> None:
         self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id]:
+            return
+        lane = self.cache.lane(block_id)
         if place is not None:
             self._free.restore(block_id, place)
-            self._num_pinned += self.cache.lane(block_id) == 1 + PINNED
+        else:  # who held it then has ended
+            self._free.push_back(block_id, lane)
+        self._num_pinned += lane == 1 + PINNED
 
     def drop(self, block_id: int) -> bool:
         """One holder less. The last one puts the block into the free queue; returns whether it was the last."""
@@ -142,7 +153,7 @@ class BlockPool:
             self._num_pinned += lane == 1 + PINNED
         if self.journal is not None:
             self._given_up.add(block_id)
-            self.journal.record(lambda: self._undrop(block_id, freed))
+            self.journal.record(partial(self._undrop, block_id))
         return freed
 
     def take_overwritten(self) -> list[int]:
@@ -151,8 +162,8 @@ class BlockPool:
         self._given_up.clear()
         return overwritten
 
-    def _undrop(self, block_id: int, freed: bool) -> None:
-        if freed:
+    def _undrop(self, block_id: int) -> None:
+        if block_id in self._free:
             self._free.remove(block_id)
             self._num_pinned -= self.cache.lane(block_id) == 1 + PINNED
         self._ref_counts[block_id] += 1
@@ -170,8 +181,8 @@ class BlockPool:
         return self.cache.add(block_id, group, key)
 
     def retain(self, block_ids: Sequence[int], priority: int, until: float) -> None:
-        """Give cached blocks that somebody holds another retention priority."""
-        for block_id in block_ids:
+        """Give cached blocks that somebody holds another retention priority; it ends for the last of them first."""
+        for block_id in reversed(block_ids):
             assert self._ref_counts[block_id], f"block {block_id} is in a lane of the free queue"
             self.cache.retain(block_id, priority, until)
         if block_ids and self._bus.subs:
@@ -183,7 +194,9 @@ class BlockPool:
 
     def release_pins(self) -> bool:
         """Make pinned blocks ordinary ones: otherwise nobody could run. Returns whether there were any."""
-        pinned = sorted(b for b, (priority, _) in self.cache.retained.items() if priority == PINNED)
+        idle = list(self._free.lane(1 + PINNED))  # in the order of their last use, chains from the tail
+        pinned = [b for b, (priority, _) in self.cache.retained.items() if priority == PINNED]
+        pinned = idle + [b for b in pinned if self._ref_counts[b]]
         self._release(pinned)
         return bool(pinned)
 
@@ -195,17 +208,22 @@ class BlockPool:
                 self._num_pinned -= known[0] == PINNED
                 self._free.push_back(block_id, self.cache.lane(block_id))
             if self.journal is not None:
-                self.journal.record(lambda b=block_id, k=known, p=place: self._unrelease(b, k, p))  # type: ignore[misc]
+                self.journal.record(partial(self._unrelease, block_id, known, place))
         if block_ids and self._bus.subs:
             self._bus.emit(ev.Expire(tuple(block_ids)))
 
     def _unrelease(self, block_id: int, known: tuple[int, float], place: int | None) -> None:
-        if place is not None:
+        is_free = block_id in self._free
+        if is_free:
             self._free.remove(block_id)
         self.cache.retain(block_id, *known)
+        if not is_free:
+            return
         if place is not None:
             self._free.restore(block_id, place)
-            self._num_pinned += known[0] == PINNED
+        else:  # who held it then has ended
+            self._free.push_back(block_id, self.cache.lane(block_id))
+        self._num_pinned += known[0] == PINNED
 
     def reset(self, why: str) -> bool:
         """Forget everything cached. Refused (False) while any block is held: its reader may share it."""

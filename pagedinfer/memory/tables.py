@@ -7,6 +7,7 @@ the lower half of the block manager: each method does one change, tells it, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.ops import BlockOp
@@ -82,17 +83,25 @@ class BlockTables:
         """How many block tables hold this block."""
         return self.pool.ref_count(block_id)
 
+    def kept_blocks(self, rid: str, num_tokens: int) -> list[int]:
+        """The blocks, group by group, that the token after the first `num_tokens` sees: what a swap has to keep."""
+        end = self.blocks_for(num_tokens)
+        return [
+            block_id
+            for window, tables in zip(self.windows, self._tables, strict=True)
+            for block_id in tables.get(rid, ())[first_in_window(window, num_tokens, self.block_size) : end]
+        ]
+
+    def reaches(self, rid: str, position: int) -> bool:
+        """Whether the request holds all blocks that a query at `position` sees, as far as it has come."""
+        return not self._slides or all(
+            GONE not in tables.get(rid, ())[first_in_window(window, position, self.block_size) :]
+            for window, tables in zip(self.windows, self._tables, strict=True)
+        )
+
     def num_freed_with(self, rid: str) -> int:
         """Blocks that nobody else holds."""
         return sum(1 for ts in self._tables for b in ts.get(rid, ()) if b != GONE and self.ref_count(b) == 1)
-
-    def written(self, rid: str, num_tokens: int) -> list[int]:
-        """The blocks of the request's first `num_tokens` tokens that the next one still sees, group after group."""
-        found: list[int] = []
-        for window, tables in zip(self.windows, self._tables, strict=True):
-            first = first_in_window(window, num_tokens, self.block_size)
-            found += tables.get(rid, ())[first : self.blocks_for(num_tokens)]
-        return found
 
     # -- sharing --------------------------------------------------------------------------------------------------
 
@@ -137,17 +146,18 @@ class BlockTables:
 
     # -- growing and shrinking ------------------------------------------------------------------------------------
 
-    def _append(self, rid: str, group: int, new: tuple[int, ...], gone: int = 0) -> None:
-        """Put new blocks at the end of a table, behind `gone` places of blocks that the window has left."""
+    def _append(self, rid: str, group: int, new: tuple[int, ...], first: int = 0) -> None:
+        """Add blocks at a table's end; what is missing before logical block `first`, a window has left."""
         tables = self._tables[group]
         table = tables.setdefault(rid, [])
+        before = len(table)
+        table += [GONE] * (first - before)
         first = len(table)
-        table += [GONE] * gone
         table += new
         if self.journal is not None:
-            self.journal.record(lambda: _cut(tables, rid, first))
+            self.journal.record(lambda: _cut(tables, rid, before))
         if self._bus.subs:
-            self._bus.emit(ev.Alloc(rid, group, first + gone, new))
+            self._bus.emit(ev.Alloc(rid, group, first, new))
 
     def free(self, rid: str, why: str) -> tuple[int, ...]:
         """Take the request's tables back, last block first, so that its tail is reused before its head.
@@ -187,9 +197,12 @@ class BlockTables:
                 self._bus.emit(ev.Trim(rid, group, gone))
 
     def _slide(self, rid: str, start: int) -> None:
-        """Give back the blocks that no query at `start` or later sees."""
-        for group, window in enumerate(self.windows):
-            table = self._tables[group].get(rid)
+        """Give back the blocks that no query at `start` or later sees.
+
+        The tables become new lists: a plan that is still to run keeps the ones that it knows.
+        """
+        for group, (window, tables) in enumerate(zip(self.windows, self._tables, strict=True)):
+            table = tables.get(rid)
             if window is None or not table:
                 continue
             first = end = min(first_in_window(window, start, self.block_size), len(table))
@@ -198,9 +211,9 @@ class BlockTables:
             gone = tuple(table[first:end])
             if not gone:
                 continue
-            table[first:end] = [GONE] * len(gone)
+            tables[rid] = [*table[:first], *[GONE] * len(gone), *table[end:]]
             if self.journal is not None:
-                self.journal.record(lambda t=table, f=first, g=gone: _put(t, f, g))  # type: ignore[misc]
+                self.journal.record(partial(tables.__setitem__, rid, table))
             for block_id in gone:
                 self.pool.drop(block_id)
             if self._bus.subs:
@@ -249,7 +262,3 @@ def _cut(tables: dict[str, list[int]], rid: str, keep: int) -> None:
     del tables[rid][keep:]
     if not keep:
         del tables[rid]
-
-
-def _put(table: list[int], first: int, block_ids: tuple[int, ...]) -> None:
-    table[first : first + len(block_ids)] = block_ids

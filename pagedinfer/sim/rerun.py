@@ -12,7 +12,7 @@ from pagedinfer.engine.plan import StepPlan, StepResult
 from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import RequestError
+from pagedinfer.errors import PagedInferError
 from pagedinfer.memory.make import MakeMemory, make_allocator
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -92,14 +92,12 @@ class Driver:
         match event:
             case ev.Meta():
                 self.recording.add(event)
-            case ev.Error() if not event.where.startswith("policy."):  # the policy is asked again
+            case ev.Error() if event.where not in ("fit", "eviction") and not event.where.startswith(
+                "policy."
+            ):
                 scheduler.bus.emit(_again(event))
             case ev.Fork():
-                parent = scheduler.requests[event.parent]
-                twin = Request(
-                    event.rid, parent.num_prompt_tokens, event.max_tokens, priority=parent.priority
-                )
-                twin.tenant = parent.tenant
+                twin = scheduler.requests[event.parent].fork(event.rid)
                 scheduler.fork(event.parent, twin, event.now)
             case ev.Reset():
                 scheduler.reset_prefix_cache(event.why)
@@ -130,8 +128,8 @@ class Driver:
             request.key_ids, request.tenant, request.parent = event.keys, event.tenant, event.parent
             request.deadline, request.expires, request.retain = event.deadline, event.expires, event.retain
         try:
-            self.scheduler.submit(request, event.now)
-        except RequestError:
+            self.scheduler.submit(request, event.now, getattr(event, "room_for", 1))
+        except PagedInferError:
             if isinstance(event, ev.Submit):
                 raise
 

@@ -94,8 +94,8 @@ class Submit(Event):
 
 @dataclass(slots=True)
 class Fork(Event):
-    """Input: a live request was copied as it stands. The copy `rid` has `num_tokens` tokens and shares the blocks of
-    `parent`; `share` or `admit` say the rest. `keys` are those of its full blocks.
+    """Input: a live request was copied as it stands. The copy `rid` has as many tokens and shares the blocks of
+    `parent`; `share` or `admit` say the rest. `keys` are those of its full blocks before the last token.
     """
 
     rid: str
@@ -107,7 +107,7 @@ class Fork(Event):
 
 @dataclass(slots=True)
 class Reject(Event):
-    """Input: a request was refused at submission, with the sentence why."""
+    """Input: a request was refused at submission, with the sentence why. `room_for` counts those that came with it."""
 
     rid: str
     num_prompt_tokens: int
@@ -115,6 +115,7 @@ class Reject(Event):
     priority: int
     now: float
     why: str
+    room_for: int = 1
 
 
 @dataclass(slots=True)

@@ -104,6 +104,8 @@ class State:
         free: blocks that nobody holds, the next to be used first: those without content, then cached ones.
         cached: cached block -> (group, key id). parents: key id -> key id before it, of cached blocks.
         retained: cached block -> (priority, until) where it is not the default.
+        num_shared: blocks that several tables hold. num_idle: cached blocks that none holds. Kept by the rules, so
+            that `usage` need not look through the pool.
         host_tables: swapped request -> host slots. host_free: free host slots, the next to be used first.
         finished: ended request -> (finish reason, sentence).
         last: what the newest step did.
@@ -125,6 +127,7 @@ class State:
         self.cached: dict[int, tuple[int, int]] = {}
         self.parents: dict[int, int] = {}
         self.retained: dict[int, tuple[int, float]] = {}
+        self.num_shared = self.num_idle = 0
         self.num_submitted = self.num_preemptions = self.num_finished = 0
         self.finished: dict[str, tuple[str, str]] = {}
         self.last = StepState()
@@ -296,6 +299,8 @@ class State:
         self.retained = {
             int(b): (priority, until) for b, (priority, until) in data.get("retained", {}).items()
         }
+        self.num_shared = sum(1 for holders in self.ref_counts.values() if holders > 1)
+        self.num_idle = sum(1 for block_id in self.cached if block_id not in self.ref_counts)
 
     def insert(self, queue: list[str], rid: str) -> None:
         """Put a request into a queue, by priority and arrival."""
@@ -309,12 +314,29 @@ class State:
         """The lane of the free list that the block belongs into."""
         return 1 + int(self.retained.get(block_id, (50, -1))[0]) if block_id in self.cached else 0
 
-    def drop(self, block_id: int) -> bool:
-        """One holder less; the last one frees the block. Returns whether it was the last."""
-        self.ref_counts[block_id] -= 1
-        if self.ref_counts[block_id]:
+    def hold(self, block_id: int) -> None:
+        """Count one holder more."""
+        holders = self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+        if holders == 1:
+            self.num_idle -= block_id in self.cached
+        elif holders == 2:
+            self.num_shared += 1
+
+    def let_go(self, block_id: int) -> bool:
+        """Count one holder less. Returns whether it was the last."""
+        holders = self.ref_counts[block_id] - 1
+        if holders:
+            self.ref_counts[block_id] = holders
+            self.num_shared -= holders == 1
             return False
         del self.ref_counts[block_id]
+        self.num_idle += block_id in self.cached
+        return True
+
+    def drop(self, block_id: int) -> bool:
+        """One holder less; the last one frees the block. Returns whether it was the last."""
+        if not self.let_go(block_id):
+            return False
         self.free.push_back(block_id, self.lane(block_id))
         return True
 
@@ -322,21 +344,22 @@ class State:
         """Take back a `drop`."""
         if block_id in self.free:
             self.free.remove(block_id)
-        self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+        self.hold(block_id)
 
     def take(self, block_id: int) -> int | None:
         """One holder more. Returns the block's place among the free ones, None when somebody held it."""
         place = None if block_id in self.ref_counts else self.free.remove(block_id)
-        self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+        self.hold(block_id)
         return place
 
     def untake(self, block_id: int, place: int | None) -> None:
         """Take back a `take`."""
-        self.ref_counts[block_id] -= 1
-        if not self.ref_counts[block_id]:
-            del self.ref_counts[block_id]
+        if not self.let_go(block_id):
+            return
         if place is not None:
             self.free.restore(block_id, place)
+        else:  # who held it then has ended
+            self.free.push_back(block_id, self.lane(block_id))
 
     def __repr__(self) -> str:
         used = len(self.ref_counts)

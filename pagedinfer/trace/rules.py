@@ -66,7 +66,7 @@ def _finish(state: State, event: ev.Finish) -> None:
     queue = {"running": state.running, "swapped": state.swapped}.get(request.status, state.waiting)
     queue.remove(event.rid)
     if request.status == "swapped":
-        state.release(state.host_tables.pop(event.rid))
+        state.host_free += state.host_tables.pop(event.rid)  # at once: an end is no part of an open plan
     del state.requests[event.rid]
     state.finished[event.rid] = (event.why, event.detail)
     state.num_finished += 1
@@ -102,7 +102,10 @@ def _step(state: State, event: ev.Step) -> Inverse:
 
 def _commit(state: State, event: ev.Commit) -> None:
     state.last.tokens = event.tokens
-    for rid in state.close():
+    scheduled = state.close()
+    if strangers := event.tokens.keys() - scheduled.keys():
+        raise ValueError(f"tokens for {', '.join(sorted(strangers))}, outside the plan")
+    for rid in scheduled:
         request, new = state.requests[rid], event.tokens.get(rid, 0)
         if drafts := max(0, request.num_computed_tokens - request.num_tokens):
             rejected = drafts + 1 - new if new else drafts
@@ -192,7 +195,7 @@ def _append(state: State, event: ev.Alloc | ev.Share, first: int) -> Inverse:
 
 def _alloc(state: State, event: ev.Alloc) -> Inverse:
     table = _table(state.requests[event.rid], event.group)
-    if event.first != len(table) and table:  # a new table may begin with blocks that its window has left
+    if event.first != len(table) and (table or event.first < 0):
         raise ValueError(f"the table of {event.rid} has {len(table)} blocks, not {event.first}")
     return _append(state, event, event.first)
 
@@ -200,11 +203,11 @@ def _alloc(state: State, event: ev.Alloc) -> Inverse:
 def _share(state: State, event: ev.Share) -> Inverse:
     request = state.requests[event.rid]
     undo = _append(state, event, event.first)
-    shared = 0 if event.group else event.num_tokens  # the groups share the same tokens
-    request.num_computed_tokens += shared  # its step has counted the tokens to be computed already
+    found = 0 if event.group else event.num_tokens  # each group has an event
+    request.num_computed_tokens += found  # its step has counted the tokens to be computed already
 
     def both() -> None:
-        request.num_computed_tokens -= shared
+        request.num_computed_tokens -= found
         undo()
 
     return both
@@ -249,7 +252,7 @@ def _trim(state: State, event: ev.Trim) -> None:
     table = _table(state.requests[event.rid], event.group)
     del table[len(table) - len(event.pblks) :]
     for block_id in reversed(event.pblks):
-        del state.ref_counts[block_id]
+        state.let_go(block_id)
         state.free.push_front(block_id)
 
 
@@ -277,6 +280,7 @@ def _table(request: RequestState, group: int) -> list[int]:
 def _cache(state: State, event: ev.Cache) -> None:
     parent = event.parent
     for block_id, key in zip(event.pblks, event.keys, strict=True):
+        state.num_idle += block_id not in state.cached and block_id not in state.ref_counts
         state.cached[block_id] = (event.group, key)
         state.parents[key] = parent
         parent = key
@@ -298,10 +302,14 @@ def _expire(state: State, event: ev.Expire) -> Inverse:
 
     def undo() -> None:
         for block_id, known, place in reversed(undone):
-            if place is not None:
-                state.free.remove(block_id)
-                state.free.restore(block_id, place)
             state.retained[block_id] = known
+            if block_id not in state.free:
+                continue
+            state.free.remove(block_id)
+            if place is not None:
+                state.free.restore(block_id, place)
+            else:  # who held it then has ended
+                state.free.push_back(block_id, state.lane(block_id))
 
     return undo
 
@@ -313,10 +321,15 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
         place = state.free.remove(block_id)
         state.free.push_back(block_id)
         undone.append((block_id, known, place))
+    state.num_idle -= len(undone)
 
     def undo() -> None:
+        state.num_idle += len(undone)
         for block_id, (key, retained), place in reversed(undone):
             state.free.remove(block_id)
+            if key in state.cached.values():  # another block has been published under its key
+                state.free.push_back(block_id)
+                continue
             state.free.restore(block_id, place)
             state.cached[block_id] = key
             if retained is not None:

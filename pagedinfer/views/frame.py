@@ -82,7 +82,8 @@ class Row:
     """One live request at the end of a step. `scheduled`: tokens computed in it; `why`: why it waits, or "".
 
     `own_why`: why where the request has a reason of its own; "" where it waits as `Frame.behind` says. `block_table`
-    (that of group 0; `more` are those of other groups) and `host` (host slots, while swapped out) are never changed in place: frames share them.
+    (that of group 0; `more` are those of other groups) and `host` (host slots, while swapped out) are never changed
+    in place: frames share them.
     """
 
     lane: int

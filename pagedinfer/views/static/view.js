@@ -42,6 +42,12 @@ function render({ model, el }) {
   // After a click the arrow keys step through time, wherever the click was.
   view.takeKeys = () => root.focus({ preventScroll: true, focusVisible: false });
 
+  // A button that can do nothing (any more) lets go of the keys.
+  view.disable = (button, off) => {
+    if (off && button === document.activeElement) view.takeKeys();
+    button.disabled = off;
+  };
+
   // -- selection ----------------------------------------------------------------------------------------------
   view.laneOf = (rid) => film.lanes.findLast((lane) => lane.rid === rid && lane.from <= state.frame.step)?.number ?? film.lanes.findLast((lane) => lane.rid === rid)?.number;
   view.linkedLanes = () => {
@@ -62,13 +68,6 @@ function render({ model, el }) {
 
   // -- time ---------------------------------------------------------------------------------------------------
   view.marks = () => marksOf(model);
-  // A condition came true at this step.
-  view.arrive = ([step, cause]) => { view.go(step); announce(`Stopped at step ${step}: ${cause}`); };
-  function announce(text) {
-    notice.textContent = text;
-    notice.hidden = !text;
-    notice.dataset.at = state.frame.step;
-  }
   view.go = (step, tell = true) => {
     const to = clamp(step, film.first, film.last);
     if (to === state.frame.step && state.pool) return;
@@ -102,7 +101,7 @@ function render({ model, el }) {
       if (steps < 1 || ask) return;
       due = Math.max(due + (steps * 1000) / controls.speed(), now - 1000);
       const from = state.frame.step, to = Math.min(from + steps, film.last), stop = view.marks().find(([step]) => step > from && step <= to);
-      if (stop) { view.pause(); view.arrive(stop); }
+      if (stop) { view.pause(); view.go(stop[0]); }
       else if (from < film.last) view.go(to);
       else if (state.isLive) advance(steps);
       else view.pause();
@@ -137,7 +136,6 @@ function render({ model, el }) {
   function answered() {
     const answer = model.get("answer") ?? {};
     if (answer.more !== undefined) state.isIdle = answer.more === false && !answer.stop;
-    if (answer.stop) view.arrive(answer.stop);
     if (answer.id && answer.id === ask) {
       ask = 0;
       complain(answer.error ?? "");
@@ -184,7 +182,9 @@ function render({ model, el }) {
     root.dataset.step = state.frame.step;
     root.dataset.last = film.last;
     root.classList.toggle("has-selection", view.linkedLanes().size > 0);
-    if (!notice.hidden && notice.dataset.at !== root.dataset.step) announce("");
+    const stop = view.marks().find(([step]) => step === state.frame.step), why = stop ? `Stop at step ${stop[0]}: ${stop[1]}` : "";
+    if (notice.textContent !== why) notice.textContent = why;
+    notice.hidden = !why;
     breaks.draw();
     say.setAttribute("aria-live", view.isPlaying() ? "off" : "polite");  // ten sentences a second help nobody
     if (say.textContent !== state.frame.say) say.textContent = state.frame.say;
