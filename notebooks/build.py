@@ -73,7 +73,7 @@ def execute(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
     import nbformat
     from nbclient import NotebookClient
 
-    class Client(NotebookClient):  # type: ignore[misc]
+    class Client(NotebookClient):
         """Keeps what a cell showed when it ran, which is what nbval compares; a view's later pictures are not."""
 
         def _update_display_id(self, display_id: str, msg: dict[str, Any]) -> None:

@@ -89,7 +89,9 @@ def record(name: str) -> None:
             for index, output in enumerate(outputs):
                 text: dict[str, Any] = {"question": question, "answer": output.text}
                 if run.keep_prompts:
-                    text["prompt"] = [llm.tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids]
+                    text["prompt"] = [
+                        llm.tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids
+                    ]
                 texts[rid if len(outputs) == 1 else f"{rid}.{index}"] = text
         path = TARGET / f"{name}.jsonl"
         session.recording.save(path, wall=False)

@@ -22,7 +22,7 @@
 
 # %% check
 from pagedinfer.course import bundled_prompts, bundled_recording, bundled_texts, check, hint, reveal
-from pagedinfer.views import EngineView, PrefixTree, batch_timeline, block_map, export_html
+from pagedinfer.views import EngineView, PrefixTree, block_map, export_html
 
 recording = bundled_recording("shared_prompt")
 EngineView(recording, panes=("blocks", "chains", "timeline"), step=18, request="r4.1")
@@ -91,7 +91,7 @@ for name, run in (("with the cache", recording), ("without", without)):
 # %% [markdown]
 # ## Run it live
 #
-# Your own engine now, with a prompt that has two answers. Press play, or → at the last step, and watch block 6 and its neighbours when the second answer joins.
+# Your own engine now, with a prompt that has two answers. Press play, or → at the last step, and watch which blocks get a frame, and when a block is written although its request was given one already.
 
 # %% check
 import importlib.util
@@ -243,11 +243,15 @@ lru = eviction_run(least_recently_used, seed=1)
 lru
 
 # %% check
-batch_timeline(lru.recording.until(60))
+hits = {event.rid: event.n for event in lru.recording.events if event.kind == "hit"}
+for row in list(lru.recording.requests.rows())[:12]:
+    prompt, found = row["prompt_tokens"], hits[row["request"]]
+    print(f"{row['request']:3} {'document' if prompt > 72 else 'chat':8} {prompt:3} tokens, {found:2} in the cache")
+
+# %% check
+PrefixTree(lru.recording, step=48)
 
 # %% [markdown]
-# In the timeline, a number in a box is the tokens that a step computed of a prompt. A chat that found the system prompt has one small box; a chat that did not computes it all.
-#
 # **Exercise 08.4.** Write a better rule. `idle` is a list of the cached blocks that nobody uses, least recently used first. Each has
 #
 # - `.hits`: how many requests have found it since it was filled,
@@ -274,7 +278,7 @@ check("08.4", evict)
 mine = eviction_run(evict, seed=1)
 print("least recently used:", lru)
 print("yours:              ", mine)
-PrefixTree(mine.recording, step=60)
+PrefixTree(mine.recording)
 
 # %% check
 export_html(recording, "sharing.html", texts=bundled_texts("shared_prompt"), title="One system prompt")
