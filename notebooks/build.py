@@ -69,15 +69,19 @@ def target(source: Path, *, solved: bool) -> Path:
 
 
 def execute(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The notebook with its outputs, run in `folder`; no widget state is kept."""
+    """The notebook with its outputs, run in `folder`; no widget state is kept.
+
+    An output stays as it was first shown: nbval compares each cell before the next one runs, and so before a live view
+    that goes on can change its picture.
+    """
     import nbformat
     from nbclient import NotebookClient
 
     class Client(NotebookClient):
-        """Keeps what a cell showed when it ran, which is what nbval compares; a view's later pictures are not."""
-
-        def _update_display_id(self, display_id: str, msg: dict[str, Any]) -> None:
-            pass
+        def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
+            if msg["msg_type"] == "update_display_data":
+                return None
+            return super().process_message(msg, cell, cell_index)
 
     node = nbformat.reads(dump(notebook), as_version=4)
     place = {"metadata": {"path": str(folder)}}

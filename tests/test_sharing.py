@@ -14,7 +14,7 @@ from pagedinfer.memory.ops import BlockOp
 from pagedinfer.sim.rerun import rerun
 from pagedinfer.trace.events import Copy
 
-# -- the recording ------------------------------------------------------------------------------------------------------
+# -- the recording ----------------------------------------------------------------------------------------------------
 
 
 def test_recording_is_what_this_engine_does():
@@ -38,7 +38,7 @@ def test_recording_holds_what_the_notebook_says():
         bundled_prompts("eight_requests")
 
 
-# -- predictions --------------------------------------------------------------------------------------------------------
+# -- predictions ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_copies_come_from_the_engine():
     assert copies_of(13, 1) == 0
 
 
-# -- the fault ----------------------------------------------------------------------------------------------------------
+# -- the fault --------------------------------------------------------------------------------------------------------
 
 
 def manager(code):
@@ -132,7 +132,7 @@ def test_a_stub_or_no_class():
     assert "made from BlockManager" in repr(check("08.3", dict))
 
 
-# -- the rule -----------------------------------------------------------------------------------------------------------
+# -- the rule ---------------------------------------------------------------------------------------------------------
 
 
 def stub(idle):
