@@ -36,11 +36,15 @@ class Planner:
         return self._blocks.group_tables(rid) if self._is_grouped else ()
 
     def fill(self, opened: OpenPlan) -> None:
-        """Make the plan: two passes, running requests and new ones."""
+        """Make the plan: two passes, running requests and new ones; before them, those of both that outrank others."""
         self._plan = opened
         opened.budget = opened.plan.token_budget
         self._blocks.expire(self._scheduler.now)
         self._queues.waiting.refresh()
+        front, running = self._queues.waiting.front(), self._queues.running
+        if front is not None and running and front.priority < running[-1].priority:
+            self._schedule_running(opened, least=front.priority)
+            self._admit_waiting(opened, set(), above=running[-1].priority)
         if self._guard.policy.waiting_first:
             self._schedule_waiting(opened)
             self._schedule_running(opened)
@@ -57,12 +61,17 @@ class Planner:
 
     # -- running requests ---------------------------------------------------------------------------------------
 
-    def _schedule_running(self, opened: OpenPlan) -> None:
-        """Give running requests their tokens, preempting from the end if blocks run out."""
+    def _schedule_running(self, opened: OpenPlan, least: int | None = None) -> None:
+        """Give running requests their tokens, preempting from the end if blocks run out.
+
+        With `least` only those that are at least so urgent.
+        """
         ending, placed = self._scheduler.ending, opened.placed
         due = []
         total = 0
         for request in self._queues.running:
+            if least is not None and request.priority > least:
+                break
             # Nothing pending: its newest token is still being computed in an open plan.
             pending = request.num_tokens - request.num_computed_tokens
             if request.draft_token_ids:
@@ -152,6 +161,8 @@ class Planner:
                 continue
             if not self._admit_waiting(opened, closed, above=request.priority):
                 return
+            if request.request_id in opened.plan.preempted:
+                return
             if why := self._admission.why_never(request):
                 self._exhaust(opened, request, why)
             elif why := self._admission.why_skipped(request):
@@ -172,6 +183,8 @@ class Planner:
                     return True
                 if rid in self._scheduler.ending:
                     continue
+                if rid in opened.plan.preempted:
+                    return False
                 if why := self._admission.why_never(request):
                     self._exhaust(opened, request, why)
                 elif why := self._why_no_fork(opened, request):
@@ -263,10 +276,8 @@ class Planner:
             and r.order_key > request.order_key
             and not any(r.request_id in other.touched for other in self._scheduler.open_plans[:-1])
         ]
-        if not below or self._why_closed(opened):
-            return []
-        if not opened.budget and not any(r.request_id in opened.placed for r in below):
-            return []
+        if not below or not opened.budget or self._why_closed(opened):
+            return []  # who is more urgent has had its turn at the budget before
         others = [r for r in self._queues.running if r not in below]
         kept = sum(self._blocks.num_missing(r.request_id, r.num_tokens) for r in others)
         kept += self._watermark if others else 0
@@ -305,8 +316,6 @@ class Planner:
             self._blocks.fork(parent.request_id, rid, cached)
         elif request.keys or self._scheduler.caches:
             cached, note = self._blocks.attach(rid, request.keys, request.num_tokens)
-            if request.params.prompt_logprobs is not None:
-                note = "its prompt is scored, so all of it is computed"
             if self._scheduler.bus.subs:
                 self._scheduler.bus.emit(ev.Hit(rid, cached, note))
         before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
@@ -372,6 +381,8 @@ class Planner:
         opened.touched.add(rid)
         opened.placed[rid] = item
         opened.plan.scheduled.append(item)
+        if opened.plan.reasons:  # it may have waited in an earlier pass
+            opened.plan.reasons.pop(rid, None)
         opened.budget -= num_tokens
         if request.tenant:
             self._count_served(opened, request.tenant, num_tokens)

@@ -277,7 +277,12 @@ class Scheduler:
             event = None
             if self.bus.subs:
                 event = ev.Commit(
-                    {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens},
+                    # in the plan's order, whatever the runner's: equal runs give equal recordings
+                    {
+                        i.request_id: len(new)
+                        for i in plan.scheduled
+                        if (new := result.tokens.get(i.request_id))
+                    },
                     {rid: list(end) for rid, end in ends.items()},
                     drafts={rid: len(guess) for rid, guess in (drafts or {}).items() if guess},
                 )
