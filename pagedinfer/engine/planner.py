@@ -167,7 +167,7 @@ class Planner:
             if not self._admit_waiting(opened, closed, above=request.priority):
                 return
             if (rid := request.request_id) in opened.plan.preempted:
-                opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} was preempted in this step"
+                opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} gave way in this step"
                 return
             if why := self._admission.why_never(request):
                 self._exhaust(opened, request, why)
@@ -190,7 +190,7 @@ class Planner:
                 if rid in self._scheduler.ending:
                     continue
                 if rid in opened.plan.preempted:
-                    opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} was preempted in this step"
+                    opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} gave way in this step"
                     return False
                 if why := self._admission.why_never(request):
                     self._exhaust(opened, request, why)

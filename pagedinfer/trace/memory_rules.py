@@ -26,6 +26,7 @@ def _append(state: State, event: ev.Alloc | ev.Share, first: int) -> Inverse:
     places = [(block_id, state.take(block_id)) for block_id in event.pblks]
     table += [-1] * max(0, gone)
     table += event.pblks
+    state.holders.add(event.rid)
 
     def undo() -> None:
         del table[len(table) - len(event.pblks) - max(0, gone) :]
@@ -80,8 +81,10 @@ def _free(state: State, event: ev.Free) -> Inverse | None:
     if tuple(freed) != event.pblks:
         raise ValueError(f"{event.rid} frees {freed}, not {list(event.pblks)}")
     request.block_table, request.group_tables = [], [[] for _ in request.group_tables]
+    state.holders.discard(event.rid)
 
     def undo() -> None:
+        state.holders.add(event.rid)
         for block_id in reversed(held):
             state.undrop(block_id)
         request.block_table, request.group_tables = tables[0], tables[1:]
@@ -166,7 +169,6 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
     state.num_idle -= len(undone)
 
     def undo() -> None:
-        state.num_idle += len(undone)
         for block_id, (key, retained), place in reversed(undone):
             state.free.remove(block_id)
             if key in state.cached.values():  # another block has been published under its key
@@ -174,6 +176,7 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
                 continue
             state.free.restore(block_id, place)
             state.cached[block_id] = key
+            state.num_idle += 1
             if retained is not None:
                 state.retained[block_id] = retained
 

@@ -36,6 +36,7 @@ def _keyframe(state: State, event: ev.Keyframe) -> None:
     state.host_free = list(data.get("host_free", ()))
     state.ref_counts = {int(block_id): count for block_id, count in data["ref_counts"].items()}
     state.set_pool(data)
+    state.holders = {rid for rid, request in state.requests.items() if any(request.tables())}
     for name in ("num_submitted", "num_preemptions", "num_finished"):
         setattr(state, name, data[name])
 
@@ -68,6 +69,7 @@ def _finish(state: State, event: ev.Finish) -> None:
     if request.status == "swapped":
         state.host_free += state.host_tables.pop(event.rid)  # at once: an end is no part of an open plan
     del state.requests[event.rid]
+    state.holders.discard(event.rid)
     state.finished[event.rid] = (event.why, event.detail)
     state.num_finished += 1
     state.last.finished.append(event.rid)
