@@ -195,11 +195,13 @@ def test_when_the_first_of_the_queue_may_come_in():
 @pytest.mark.parametrize("caching", [False, True])
 def test_full_reservation_never_preempts(windows, caching):
     story = Story(
-        num_blocks=24, max_num_seqs=8, admission="full-reservation", enable_prefix_caching=caching,
+        num_blocks=22, max_num_seqs=8, admission="full-reservation", enable_prefix_caching=caching,
         group_windows=windows,
     )  # fmt: skip
     for number in range(12):
         story.submit(f"r{number}", 3 + 5 * (number % 4), 1 + 4 * (number % 5), tokens=[7] * (3 + 5 * (number % 4)))
+    for number in range(6):
+        story.submit(f"grows{number}", 4, 13)
     story.run()
     assert story.num_preemptions == 0
     assert set(story.ends.values()) == {"length"}
