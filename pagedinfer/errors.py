@@ -17,6 +17,7 @@ __all__ = [
     "UnknownArchitecture",
     "UnknownRequest",
     "WatchError",
+    "WorkloadError",
     "count",
     "describe_error",
 ]
@@ -89,6 +90,10 @@ class RunnerError(PagedInferError, RuntimeError):
 
 class RecordingError(PagedInferError, ValueError):
     """A file is not a recording that this version can read, a step is not in it, or its events do not fit."""
+
+
+class WorkloadError(PagedInferError, ValueError):
+    """A file is not a request trace of a known format: the message names the line."""
 
 
 class OutOfBlocks(PagedInferError, RuntimeError):

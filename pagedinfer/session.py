@@ -175,11 +175,11 @@ class Session:
         return {rid: output.outputs[0].text for rid, output in self.outputs.items()}
 
     def view(self, **options: Any) -> Any:
-        """The live view: all panes, linked, with this session's breakpoints. `options` go to `views.EngineView`."""
+        """The live view, with a box for breakpoints. `options` go to `views.EngineView`."""
         from pagedinfer.views import EngineView
 
-        options = {"watch": self.breakpoints, "stops": self.stops, **options}
-        view = EngineView(self.recording, advance=self.advance, **options)
+        seams: dict[str, Any] = {"watch": self.breakpoints, "stops": self.stops}
+        view = EngineView(self.recording, advance=self.advance, **seams | options)
         self._views.add(view)
         return view
 

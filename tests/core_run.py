@@ -9,8 +9,16 @@
 
 import random
 
-from pagedinfer.config import ADMISSIONS, ALLOCATORS, CHUNKINGS, ORDERS, PREEMPT_MODES, VICTIMS
-from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.config import (
+    ADMISSIONS,
+    ALLOCATORS,
+    CHUNKINGS,
+    ORDERS,
+    PREEMPT_MODES,
+    VICTIMS,
+    EngineConfig,
+    SamplingParams,
+)
 from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.policies import make_policy
 from pagedinfer.engine.request import BACKGROUND, INTERACTIVE, Request, Status
@@ -242,7 +250,8 @@ class Run:
     def reset_cache(self):
         held = self.scheduler.snapshot()["ref_counts"]
         if self.scheduler.reset_prefix_cache():
-            assert not held and not self.open
+            assert not held
+            assert not self.open
             self.num_changes += 1
 
     def resize(self, num_blocks):
@@ -376,7 +385,9 @@ class Run:
         assert self.scheduler.requests == self.live
         ours, theirs = self.scheduler.snapshot(), self.seen.state.snapshot()
         if ours != theirs:
-            raise AssertionError(f"the folded events are not the state (core, fold): {difference(ours, theirs)}")
+            raise AssertionError(
+                f"the folded events are not the state (core, fold): {difference(ours, theirs)}"
+            )
         assert self.seen.state.has_open_plan == bool(self.open)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -386,7 +397,15 @@ class Run:
         self.drain()
         snapshot = self.scheduler.snapshot()
         num_blocks, num_slots = self.scheduler.blocks.num_blocks, self.config.num_host_blocks
-        for name in ("waiting", "running", "swapped", "requests", "block_tables", "ref_counts", "host_tables"):
+        for name in (
+            "waiting",
+            "running",
+            "swapped",
+            "requests",
+            "block_tables",
+            "ref_counts",
+            "host_tables",
+        ):
             assert not snapshot[name], f"{name} is not empty: {snapshot[name]}"
         assert sorted(unused_blocks(snapshot)) == list(range(num_blocks))
         assert sorted(snapshot["host_free"]) == list(range(num_slots))
@@ -481,8 +500,8 @@ def difference(ours, theirs):
 
 
 ACTIONS = {
-    "submit": 20, "steps": 20, "schedule": 20, "execute": 4, "commit": 16, "cancel": 8, "fail": 3, "abort": 3, "preempt": 4,
-    "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2, "poison": 4,
+    "submit": 20, "steps": 20, "schedule": 20, "execute": 4, "commit": 16, "cancel": 8, "fail": 3, "abort": 3,
+    "preempt": 4, "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2, "poison": 4,
 }  # fmt: skip
 
 

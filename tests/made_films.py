@@ -17,8 +17,10 @@ class MadeFilm(Film):
         self.lanes = [Lane(i, rid, rid, prompt) for i, (rid, prompt) in enumerate(lanes)]
         self.first_step, self.lines, self.texts, self._keyframes = 0, lines, texts, {}
         lane_of = {lane.rid: lane.number for lane in self.lanes}
-        state = SimpleNamespace(num_blocks=num_blocks, block_size=block_size)
-        self._camera = SimpleNamespace(state=state, lane_of=lane_of, update=lambda: len(lines))
+        state = SimpleNamespace(block_size=block_size)
+        self._camera = SimpleNamespace(
+            state=state, num_blocks=num_blocks, lane_of=lane_of, update=lambda: len(lines)
+        )
 
 
 def made(num_blocks, block_size, lanes, lines, texts=()):

@@ -150,13 +150,13 @@ def test_check_notices(fault):
     blocks, _ = make(4, 2)
     blocks.allocate("a", 4)
     if fault == "ref count":
-        blocks._ref_counts[0] = 2
+        blocks.pool._ref_counts[0] = 2
     elif fault == "free and in use":
-        blocks._free.push_back(1)
+        blocks.pool._free.push_back(1)
     elif fault == "twice":
-        blocks._tables["a"][1] = 0
+        blocks._tables[0]["a"][1] = 0
     else:
-        blocks._tables["b"] = []
+        blocks._tables[0]["b"] = []
     with pytest.raises(AssertionError, match=fault):
         blocks.check()
 
@@ -267,6 +267,9 @@ class BlockMachine(RuleBasedStateMachine):
             "block_tables": self.tables,
             "ref_counts": {str(b): 1 for b in sorted(b for table in self.tables.values() for b in table)},
             "free": self.free_ids,
+            "idle": {},
+            "cached": {},
+            "retained": {},
         }
         assert self.blocks.num_free == len(self.free_ids)
 

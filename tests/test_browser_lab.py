@@ -185,6 +185,101 @@ def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, art
     assert not page.errors, page.errors[:5]
 
 
+SAVED = """async () => {
+  await window.jupyterapp.commands.execute('docmanager:save');
+  return window.jupyterapp.shell.currentWidget.context.path; }"""
+
+
+def saved_view(page, lab):
+    """The data of the view's output in the notebook's file, saved now."""
+    name = page.evaluate(SAVED)
+    saved = json.loads((lab[1] / name).read_text())
+    (output,) = saved["cells"][1]["outputs"]
+    assert not saved["metadata"].get("widgets"), "no widget state in the file"
+    return output["data"]
+
+
+def test_the_saved_notebook_shows_the_last_picture(lab, new_page, artifacts):
+    page = new_page(height=1500)
+    view = run_notebook(page, lab, SIMULATED)
+    assert "step 0:" in saved_view(page, lab)["text/plain"][0]
+
+    view.focus()  # the browser drives: the picture is kept when the keys go elsewhere, or at a pause
+    page.keyboard.press("Shift+ArrowRight")
+    expect(view).to_have_attribute("data-step", "10")
+    view.get_by_label("Speed").select_option("30")
+    view.focus()
+    page.keyboard.press("Space")
+    page.wait_for_function("v => +v.dataset.step >= 20", arg=view.element_handle())
+    page.keyboard.press("Space")
+    expect(view.get_by_role("button", name="Play")).to_be_visible()
+    page.wait_for_function(IDLE)
+    page.wait_for_function("() => document.activeElement?.closest?.('[data-testid=pi-view]')")
+    step = step_of(view)
+    page.keyboard.press("ArrowLeft")  # drawn anew, it still has the keys
+    expect(view).to_have_attribute("data-step", str(step - 1))
+    data = saved_view(page, lab)
+    assert f"step {step}:" in data["text/plain"][0]
+    assert f"Block map, step {step}" in "".join(data["image/svg+xml"])
+    assert "image/png" in data
+    assert len(json.dumps(data)) < 150_000
+
+    page.evaluate(IN_KERNEL, "view.play(5)")  # a cell drives: the picture is kept at its end
+    page.wait_for_function(IDLE)
+    expect(view).to_have_attribute("data-last", str(step + 5))
+    page.evaluate(IN_KERNEL, "view.step(2)")
+    page.wait_for_function(IDLE)
+    last = int(page.evaluate(IN_KERNEL, "print(run.scheduler.step)"))
+    assert last == step + 7
+    assert page.evaluate(IN_KERNEL, "print(view.cursor)") in saved_view(page, lab)["text/plain"][0]
+
+    page.evaluate(IN_KERNEL, "view.close()")
+    data = saved_view(page, lab)
+    assert "application/vnd.jupyter.widget-view+json" not in data, "a closed view leaves its picture"
+    assert page.locator(".jp-OutputArea-output img, .jp-OutputArea-output svg").count()
+    page.screenshot(path=artifacts / "lab-closed.png")
+    assert not page.errors, page.errors[:5]
+
+
+BREAKING = """
+import pagedinfer
+from pagedinfer.config import EngineConfig
+from pagedinfer.engine.engine import Engine
+from pagedinfer.sim.simulated import SimulatedRunner
+
+engine = Engine(EngineConfig(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=16), SimulatedRunner())
+session = pagedinfer.Session(engine)
+for number in range(8):
+    session.submit([number] * 9, max_tokens=30, detokenize=False, ignore_eos=True)
+view = session.view()
+"""
+
+
+def test_a_breakpoint_typed_into_the_box_stops_the_engine(lab, new_page, artifacts):
+    page = new_page(height=1500)
+    view = run_notebook(page, lab, BREAKING)
+    box = view.get_by_label("Stop when", exact=True)
+    box.fill("any preempted twice over")
+    box.press("Enter")
+    expect(view.locator(".pi-wrong")).to_be_visible()
+    box.fill("any preempted")
+    box.press("Enter")
+    expect(view.locator(".pi-break-list code")).to_have_text("any preempted")
+    view.get_by_label("Speed").select_option("30")
+    view.get_by_role("button", name="Play").click()
+    expect(view.locator(".pi-notice")).to_contain_text("Stop at step", timeout=20_000)
+    page.wait_for_function(IDLE)
+    told = page.evaluate(IN_KERNEL, "print(session.stops[0].step, engine.has_unfinished())").split()
+    expect(view).to_have_attribute("data-step", told[0])
+    assert told[1] == "True"
+    expect(view.locator(".pi-note-preempted")).to_have_count(1)
+    view.screenshot(path=artifacts / "lab-breakpoint.png")
+    page.evaluate(IN_KERNEL, "await session.play()")  # goes on to the next stop
+    expect(view.locator(".pi-axis [data-stop]")).to_have_count(2)
+    assert not page.external, page.external[:5]
+    assert not page.errors, page.errors[:5]
+
+
 def _check_accessibility(page):
     from axe_playwright_python.sync_playwright import Axe
 

@@ -13,6 +13,12 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import fold
 
 CROWDED = EngineConfig(num_blocks=6, block_size=2, max_num_batched_tokens=8, max_num_seqs=4, max_model_len=20)
+WINDOWED = EngineConfig(
+    num_blocks=24, block_size=2, max_model_len=40, group_windows=(None, 4), num_host_blocks=9
+)
+CONTIGUOUS = EngineConfig(
+    num_blocks=8, block_size=2, max_model_len=16, allocator="first-fit", compaction=True
+)
 
 
 def run(scheduler, num_requests=5, *, max_steps=300):
@@ -35,6 +41,49 @@ def run(scheduler, num_requests=5, *, max_steps=300):
         scheduler.commit(plan, runner.execute(plan))
         scheduler.check()
     raise AssertionError("not done")
+
+
+def share_and_move(scheduler, contiguous):
+    """What `run` leaves out: requests that share, fork, guess, swap, outgrow a window; a pool that changes."""
+    runner = SimulatedRunner()
+
+    def submit(rid, token_ids, max_tokens, **options):
+        scheduler.submit(
+            Request(rid, len(token_ids), max_tokens, token_ids=token_ids, **options), scheduler.step
+        )
+
+    def step(**more):
+        plan = scheduler.schedule(scheduler.step)
+        updates = scheduler.commit(plan, runner.execute(plan), **more)
+        scheduler.check()
+        return updates
+
+    submit("a", list(range(9)), 6, retain=((0, 4, 80, 3.0),))
+    step(drafts={"a": [-1] * 4})  # none of them will come true
+    step()
+    step()  # 11 tokens are written: the last block is half full
+    scheduler.fork("a", Request("b", 9, 6, token_ids=list(scheduler.requests["a"].token_ids)), scheduler.step)
+    submit("c", list(range(9)), 3)
+    step()
+    scheduler.preempt("a", "forced", "swap")
+    while scheduler.requests:
+        step()
+    submit("d", list(range(50, 68)), 2)
+    submit("e", list(range(70, 85)), 9)
+    while "d" in scheduler.requests:
+        step()
+    ops = scheduler.plan_resize(20)
+    scheduler.resize(20, ops)
+    while scheduler.requests:
+        step()
+    assert scheduler.reset_prefix_cache()
+    for rid, prompt in (("f", 4), ("g", 4)):
+        contiguous.submit(Request(rid, prompt, 4), 0)
+    plan = contiguous.schedule(0)
+    contiguous.commit(plan, runner.execute(plan))
+    contiguous.abort("f")
+    contiguous.compact(contiguous.plan_compact(), "asked for")
+    contiguous.check()
 
 
 def start_recording(scheduler):
@@ -157,16 +206,21 @@ def test_without_subscribers_no_event_is_ever_built(monkeypatch):
     scheduler = Scheduler(CROWDED)
     run(scheduler)
     assert scheduler.queues.num_preemptions > 0
+    share_and_move(Scheduler(WINDOWED), Scheduler(CONTIGUOUS))
     scheduler.bus.subscribe(print)
     with pytest.raises(AssertionError, match="Submit was built"):  # the trap works
         scheduler.submit(Request("a", 1, 1), 0)
 
 
 def test_the_traffic_of_these_tests_has_every_kind_that_the_core_emits():
-    scheduler = Scheduler(CROWDED)
-    recording = start_recording(scheduler)
-    run(scheduler)
-    assert {event.kind for event in recording.events} == set(ev.KINDS) - {"keyframe", "error", "gap"}
+    crowded, *others = (Scheduler(config) for config in (CROWDED, WINDOWED, CONTIGUOUS))
+    recordings = [start_recording(scheduler) for scheduler in (crowded, *others)]
+    run(crowded)
+    share_and_move(*others)
+    told = {event.kind for recording in recordings for event in recording.events}
+    assert told == set(ev.KINDS) - {"keyframe", "error", "gap"}
+    for scheduler, recording in zip((crowded, *others), recordings, strict=True):
+        assert fold(recording.events).snapshot() == scheduler.snapshot()
 
 
 # -- subscribers that misbehave -----------------------------------------------------------------------------------

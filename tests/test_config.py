@@ -47,9 +47,9 @@ def test_drafts_may_be_none():
         assert f"num_draft_tokens={value!r}: it must be" in refused(engine, num_draft_tokens=value)
 
 
-def test_block_size_ends_at_256():
-    assert engine(block_size=256).block_size == 256
-    assert refused(engine, block_size=257) == "block_size=257: it must be an integer from 1 to 256."
+def test_block_size_ends_at_512_the_blocks_of_published_traces():
+    assert engine(block_size=512).block_size == 512
+    assert refused(engine, block_size=513) == "block_size=513: it must be an integer from 1 to 512."
 
 
 def test_watermark_is_a_share_up_to_a_half():

@@ -151,7 +151,7 @@ def test_sv_04_foreign_ids_never_reach_the_runner():
 
 def test_what_can_never_fit_is_refused_with_its_numbers():
     engine = make(num_blocks=4)
-    with pytest.raises(RequestTooLong, match=r"17 prompt tokens.*5 blocks of 4.*pool has 4"):
+    with pytest.raises(RequestTooLong, match=r"its 17 tokens need 5 blocks of 4, the whole pool has 4"):
         engine.add_request([1] * 17)
     with pytest.raises(RequestTooLong, match=r"128 prompt tokens.*max_model_len=128.*127"):
         make(num_blocks=99).add_request([1] * 128)
@@ -590,11 +590,13 @@ def test_metrics_count():
         "num_accepted_tokens": 0,
         "num_running": 0,
         "num_waiting": 0,
+        "num_swapped": 0,
         "num_submitted": 0,
         "num_finished": 0,
         "num_preemptions": 0,
         "num_free_blocks": 16,
         "kv_usage": 0.0,
+        "prefix_hit_rate": 0.0,
     }
     for _ in range(2):
         engine.add_request("abcdef", SamplingParams(max_tokens=2))

@@ -88,3 +88,36 @@ def test_behaves_like_a_list(num_blocks, operations):
         assert [block_id in queue for block_id in range(num_blocks)] == [
             b in model for b in range(num_blocks)
         ]
+
+
+def test_lanes_are_taken_lowest_first_each_in_its_order():
+    queue = FreeQueue(6, [0])
+    for block_id, lane in ((1, 51), (2, 51), (3, 1), (4, 102)):
+        queue.push_back(block_id, lane)
+    assert list(queue) == [0, 3, 1, 2, 4]
+    assert queue.lanes() == {51: [1, 2], 1: [3], 102: [4]}
+    assert [queue.pop_front() for _ in range(3)] == [0, 3, 1]
+    queue.push_back(5)  # without content: before all cached ones
+    assert list(queue) == [5, 2, 4]
+    queue.check()
+
+
+def test_restore_takes_a_remove_back_wherever_the_block_stood():
+    queue = FreeQueue(6, [0, 1])
+    for block_id in (2, 3, 4):
+        queue.push_back(block_id, 51)
+    places = [(block_id, queue.remove(block_id)) for block_id in (3, 0, 4, 2, 1)]
+    assert list(queue) == []
+    for block_id, place in reversed(places):
+        queue.restore(block_id, place)
+    assert list(queue) == [0, 1, 2, 3, 4]
+    assert queue.lanes() == {51: [2, 3, 4]}
+    queue.check()
+
+
+@pytest.mark.parametrize("block_id", [4, 99, -1])
+def test_only_blocks_of_the_pool_can_be_removed(block_id):
+    queue = FreeQueue(4)
+    with pytest.raises(AssertionError, match=f"block {block_id} is not free"):
+        queue.remove(block_id)
+    queue.check()

@@ -27,12 +27,6 @@ FAULTS = {
 notebooks, server."""
 
 NOT_YET = {
-    "BM-02": "there is no prefix cache yet",
-    "BM-04": "there is no prefix cache yet",
-    "BM-06": "there is no prefix cache yet",
-    "BM-08": "there is no prefix cache yet",
-    "BM-14": "there is no prefix cache yet, so no old keys and values survive a change of weights",
-    "BM-16": "there is no prefix cache yet, so there is no hit rate",
     "SC-12": "there are no priorities yet: the engine refuses any but 0",
     "QL-02": "nothing is quantized by us yet; packed files are decoded when they are read",
     "QL-04": "nothing is quantized by us yet",

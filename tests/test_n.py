@@ -49,6 +49,23 @@ def test_the_first_child_is_the_output_of_n_1_and_more_children_change_none(llm)
     assert texts(one) == texts(cold_outputs(["Hello"], warm())[0])
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "shared", "copies"),
+    [(2, 1, 3), (13, 2, 3), (16, 2, 3), (17, 2, 0), (1, 0, 0)],  # blocks of 8
+)
+def test_children_share_the_prompt_and_copy_what_they_write_to(prompt_tokens, shared, copies):
+    with tiny_llm(num_blocks=128, block_size=8) as llm:
+        with Recorder(llm.engine) as recording:
+            llm.engine.add_request({"prompt_token_ids": list(range(1, prompt_tokens + 1))}, warm(n=4))
+            run_bounded(llm.engine, 100)
+        shares = [event for event in recording.events if event.kind == "share"]
+        assert [len(event.pblks) for event in shares] == [shared] * len(shares)
+        assert len(shares) == (3 if shared else 0)
+        assert sum(len(event.pairs) for event in recording.events if event.kind == "copy") == copies
+        assert rerun(recording)[1].to_jsonl(wall=False) == recording.to_jsonl(wall=False)
+        assert_no_leak(llm.engine)
+
+
 def test_without_a_seed_children_and_later_requests_have_their_own(llm):
     free = warm(seed=None)
     plain = llm.generate(["a", "b"], free)
@@ -84,6 +101,7 @@ def test_a_tight_engine_gives_the_same(llm, options):
 def test_preempted_children_go_on_where_they_were(llm):
     (expected,) = llm.generate("Hello", warm(n=3))
     rid = llm.engine.add_request("Hello", warm(n=3))
+    llm.engine.step()  # the first child computes the prompt, the others wait for it
     for step in range(6):
         llm.engine.step()
         force_preempt(llm.engine, f"{rid}.{step % 3}")
@@ -134,7 +152,7 @@ def test_an_abort_ends_all(llm):
     output = llm.engine.abort(rid)
     assert output.finished
     assert [c.finish_reason for c in output.outputs] == ["abort"] * 3
-    assert [len(c.token_ids) for c in output.outputs] == [2] * 3
+    assert [len(c.token_ids) for c in output.outputs] == [2, 1, 1]  # the first computed their prompt alone
     with pytest.raises(UnknownRequest):
         llm.engine.abort(rid)
     llm.engine.check()

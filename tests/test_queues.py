@@ -1,12 +1,14 @@
-"""The two queues: moves, order, and their inverses."""
+"""The queues: moves, order, and their inverses."""
 
 import pytest
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.queues import Queues
 from pagedinfer.engine.request import Request, Status
+from pagedinfer.engine.waiting import WaitingQueue, by_arrival
 from pagedinfer.memory.blocks import BlockManager
 from pagedinfer.memory.journal import Journal
+from pagedinfer.memory.ops import BlockOp
 from pagedinfer.trace.bus import EventBus
 
 
@@ -14,11 +16,12 @@ from pagedinfer.trace.bus import EventBus
 def queues():
     """Four requests a, b, c, d, all waiting, over a pool of 8 blocks of 4 tokens."""
     bus = EventBus()
-    made = Queues(EngineConfig(num_blocks=8, block_size=4), BlockManager(8, 4, bus), bus)
+    config = EngineConfig(num_blocks=8, block_size=4, num_host_blocks=3)
+    made = Queues(config, BlockManager(8, 4, bus), WaitingQueue(by_arrival), bus)
     made.told = []
     bus.subscribe(lambda event: made.told.append((event.kind, event.rid)))
     for rid in "abcd":
-        made.add(Request(rid, 3, 10))
+        made.add(Request(rid, 3, 10), now=0.0)
     return made
 
 
@@ -53,10 +56,10 @@ def test_a_preempted_request_stands_before_all_that_came_later(queues):
     for rid in "abc":
         admit(queues, rid)
     b = queues.requests["b"]
-    queues.preempt(b, "forced")
+    queues.preempt(b, "recompute", "forced")
     assert order(queues) == ("bd", "ac")
-    queues.preempt(queues.requests["a"], "forced")
-    queues.preempt(queues.requests["c"], "forced")
+    queues.preempt(queues.requests["a"], "recompute", "forced")
+    queues.preempt(queues.requests["c"], "recompute", "forced")
     assert order(queues) == ("abcd", "")
     assert (b.status, b.num_computed_tokens, b.num_preemptions) == (Status.PREEMPTED, 0, 1)
     assert queues.num_preemptions == 3
@@ -67,7 +70,7 @@ def test_a_preempted_request_stands_before_all_that_came_later(queues):
 def test_moves_tell_what_they_did_in_an_order_that_can_be_folded(queues):
     queues.told.clear()
     a = admit(queues, "a")
-    queues.preempt(a, "forced")
+    queues.preempt(a, "recompute", "forced")
     admit(queues, "a")
     queues.end(a, "length", "10 tokens produced")
     assert queues.told == [
@@ -84,7 +87,7 @@ def test_the_end_takes_a_request_out_from_anywhere(queues, where):
     if where != "waiting":
         admit(queues, "b")
     if where == "preempted":
-        queues.preempt(b, "forced")
+        queues.preempt(b, "recompute", "forced")
     queues.end(b, "abort", "aborted by the caller")
     assert order(queues) == ("acd", "")
     assert b.status == Status.FINISHED
@@ -97,11 +100,11 @@ def test_the_end_takes_a_request_out_from_anywhere(queues, where):
 def test_moves_can_be_taken_back(queues):
     for rid in "abc":
         admit(queues, rid)
-    queues.preempt(queues.requests["b"], "forced")
+    queues.preempt(queues.requests["b"], "recompute", "forced")
     before = queues.snapshot() | queues._blocks.snapshot()
     journal = queues._blocks.journal = Journal()
-    queues.preempt(queues.requests["c"], "forced")
-    queues.preempt(queues.requests["a"], "forced")
+    queues.preempt(queues.requests["c"], "recompute", "forced")
+    queues.preempt(queues.requests["a"], "recompute", "forced")
     admit(queues, "b")
     queues._blocks.journal = None
     assert order(queues) == ("acd", "b")
@@ -111,12 +114,38 @@ def test_moves_can_be_taken_back(queues):
     queues.check()
 
 
+def test_a_swapped_request_keeps_what_it_computed_and_comes_back_elsewhere(queues):
+    a, blocks = admit(queues, "a"), queues._blocks
+    admit(queues, "b")
+    before = queues.snapshot() | blocks.snapshot()
+    journal = blocks.journal = queues.host.journal = Journal()
+    queues.preempt(a, "swap", "forced")
+    assert (a.status, a.num_computed_tokens, queues.host_tables) == (Status.SWAPPED, 3, {"a": (0,)})
+    assert (order(queues), queues.swapped) == (("cd", "b"), [a])
+    queues.swap_in(a, blocks.restore("a", 3, 8))
+    assert (order(queues), queues.swapped, queues.host_tables) == (("cd", "ab"), [], {})
+    assert blocks.table("a") == [2]
+    assert blocks.take_ops() == [BlockOp("swap_out", ((0, 0),)), BlockOp("swap_in", ((0, 2),))]
+    blocks.journal = queues.host.journal = None
+    queues.check()
+    journal.undo()
+    assert queues.snapshot() | blocks.snapshot() == before
+
+
+def test_swapping_without_room_on_the_host_is_recompute(queues):
+    queues.requests["a"].num_tokens = 13  # 4 blocks, and the host has 3 slots
+    a = admit(queues, "a")
+    queues.preempt(a, "swap", "forced")
+    assert (a.status, a.num_computed_tokens, queues.host.num_free) == (Status.PREEMPTED, 0, 3)
+    queues.check()
+
+
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda q: q.running.append(q.requests["b"]), "in both queues, or in none"),
-        (lambda q: q.waiting.popleft(), "in both queues, or in none"),
-        (lambda q: q.waiting.rotate(1), "out of order"),
+        (lambda q: q.running.append(q.requests["b"]), "in two queues, or in none"),
+        (lambda q: q.waiting.remove(q.requests["b"]), "in two queues, or in none"),
+        (lambda q: admit(q, "b") and q.running.reverse(), "out of order"),
         (lambda q: q._blocks.free("a", "finish"), "holds 0 blocks for 3 tokens"),
         (lambda q: q._blocks.allocate("b", 4), "holds 1 blocks for 0 tokens"),
         (lambda q: q._blocks.allocate("ghost", 4), "has ended holds blocks"),

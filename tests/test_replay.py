@@ -11,7 +11,10 @@ from pagedinfer.trace import events as ev
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.replay import State, fold
 
-SMALL = EngineConfig(num_blocks=4, block_size=2, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=20)
+SMALL = EngineConfig(
+    num_blocks=4, block_size=2, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=20,
+    enable_prefix_caching=False,
+)  # fmt: skip
 
 
 def crowded():
@@ -34,7 +37,9 @@ def test_an_empty_state():
     state = State({"num_blocks": 3, "block_size": 4})
     assert state.snapshot() == Scheduler(EngineConfig(num_blocks=3, block_size=4)).snapshot()
     assert state.usage() == {
-        "live_slots": 0, "tail_slack_slots": 0, "free_slots": 12, "kv_usage": 0.0, "kv_waste": 0.0,
+        "live_slots": 0, "shared_slots": 0, "cached_slots": 0, "tail_slack_slots": 0, "reserved_slots": 0,
+        "free_slots": 12, "logical_tokens": 0, "sharing_ratio": 1.0, "kv_usage": 0.0, "kv_waste": 0.0,
+        "external_fragmentation": 0.0,
     }  # fmt: skip
     assert repr(state) == "State(step 0: 0 running, 0 waiting, 0 of 3 blocks used)"
 
@@ -52,10 +57,14 @@ def test_a_story_by_hand():
         "step": 1,
         "waiting": [],
         "running": ["a"],
+        "swapped": [],
+        "host_tables": {},
+        "host_free": [],
         "requests": {
             "a": {
                 "status": "running", "num_prompt_tokens": 3, "max_tokens": 9, "priority": 0, "arrival": 0,
                 "num_tokens": 4, "num_computed_tokens": 3, "num_preemptions": 0,
+                "num_cached_tokens": 0, "num_draft_tokens": 0, "tenant": "",
             }
         },
         "num_submitted": 1,
@@ -64,6 +73,9 @@ def test_a_story_by_hand():
         "block_tables": {"a": [0, 1]},
         "ref_counts": {"0": 1, "1": 1},
         "free": [2, 3],
+        "idle": {},
+        "cached": {},
+        "retained": {},
     }  # fmt: skip
 
 
@@ -81,7 +93,7 @@ def test_what_the_newest_step_did_and_why():
     step(scheduler)
     assert (state.last.now, state.last.budget) == (2, 16)
     assert state.last.preempted == ["b"]
-    assert state.last.causes == {"b": "a needs 1 block, 0 free; a is older"}
+    assert state.last.causes == {"b": "a needs 1 block, 0 free; b gives way"}
     assert state.last.reasons == {"b": "b was preempted in this step"}
     step(scheduler)
     assert state.last.finished == ["a"]
@@ -98,7 +110,9 @@ def test_fill_owners_and_usage():
     assert state.fill("a") == [2, 1]
     assert state.owners() == {0: [("a", 0)], 1: [("a", 1)], 2: [("b", 0)], 3: [("b", 1)]}
     assert state.usage() == {
-        "live_slots": 6, "tail_slack_slots": 2, "free_slots": 0, "kv_usage": 1.0, "kv_waste": 0.25,
+        "live_slots": 6, "shared_slots": 0, "cached_slots": 0, "tail_slack_slots": 2, "reserved_slots": 0,
+        "free_slots": 0, "logical_tokens": 6, "sharing_ratio": 1.0, "kv_usage": 1.0, "kv_waste": 0.25,
+        "external_fragmentation": 0.0,
     }  # fmt: skip
     usage = state.usage()
     assert usage["live_slots"] + usage["tail_slack_slots"] + usage["free_slots"] == 4 * 2
@@ -118,6 +132,34 @@ def test_cancel_takes_the_whole_plan_back():
     assert not state.has_open_plan
     assert state.last.cancelled
     assert state.last.causes == {"": "out of luck"}
+
+
+def test_an_end_is_no_part_of_a_plan_that_is_open_meanwhile():
+    scheduler, state = crowded()
+    scheduler.abort("b")
+    scheduler.requests["a"].max_tokens = 1
+    first, second = scheduler.schedule(0), scheduler.schedule(1)
+    scheduler.commit(first, SimulatedRunner().execute(first))  # a ends, its blocks are free
+    scheduler.cancel(second)
+    assert state.snapshot() == scheduler.snapshot()
+    assert state.snapshot()["free"] == [2, 3, 1, 0]
+
+
+def test_the_host_slots_of_a_swapped_request_that_ends_are_free_at_once():
+    config = EngineConfig(num_blocks=4, block_size=2, num_host_blocks=3)
+    scheduler, state = Scheduler(config), State(config.to_dict())
+    scheduler.bus.subscribe(state.apply)
+    scheduler.submit(Request("a", 3, 4), 0)
+    step(scheduler)
+    scheduler.preempt("a", "forced", "swap")
+    assert state.snapshot()["host_free"] == [2]
+    scheduler.blocks.refuse_calls = {scheduler.blocks.num_calls}
+    plan = scheduler.schedule(1)  # it cannot come back yet, so the plan leaves it alone
+    scheduler.abort("a")
+    assert state.snapshot() == scheduler.snapshot()
+    scheduler.cancel(plan)
+    assert state.snapshot() == scheduler.snapshot()
+    assert state.snapshot()["host_free"] == [2, 0, 1]
 
 
 def test_a_copy_stands_on_its_own():

@@ -14,9 +14,10 @@ BOUND = 500
 
 
 def make(*, blocks=8, size=4, budget=16, seats=4, length=100, watermark=0.0):
+    """Without a prefix cache: block ids are literal here. Stories of sharing are in files of their own."""
     config = EngineConfig(
         num_blocks=blocks, block_size=size, max_num_batched_tokens=budget, max_num_seqs=seats, max_model_len=length,
-        watermark=watermark,
+        watermark=watermark, enable_prefix_caching=False,
     )  # fmt: skip
     return Scheduler(config)
 
@@ -55,7 +56,7 @@ def assert_no_leak(scheduler):
     assert snapshot["waiting"] == snapshot["running"] == []
     assert snapshot["requests"] == snapshot["block_tables"] == snapshot["ref_counts"] == {}
     assert sorted(snapshot["free"]) == list(range(scheduler.config.num_blocks))
-    assert not scheduler._ending
+    assert not scheduler.ending
     assert not scheduler._open
 
 
@@ -173,6 +174,7 @@ def test_preemption_and_resumption_with_exact_blocks():
         [work("a", 4, 1, 2, new=(3,))],
         preempted=["b"],
         reasons={"b": "b was preempted in this step"},
+        overwritten=[3],
     )
     assert (b.status, b.num_computed_tokens, b.num_tokens, b.num_preemptions) == (Status.PREEMPTED, 0, 5, 1)
     assert scheduler.blocks.table("a") == [0, 1, 3]
@@ -216,6 +218,7 @@ def test_sc_10_victims_leave_the_batch_and_several_may_go_for_one():
     assert plan == StepPlan(
         2, 1, 16, [work("a", 4, 3, 3, prefill=True, new=(3, 2))],
         preempted=["c", "b"], reasons={"b": "c, b were preempted in this step"},
+        overwritten=[3, 2],
     )  # fmt: skip
     assert scheduler.snapshot()["waiting"] == ["b", "c"]
     assert drain(scheduler).keys() == {"b", "c"}
@@ -320,7 +323,7 @@ def test_each_preemption_has_its_cause():
     assert [(event.kind, event.rid, event.why) for event in told] == [
         ("admit", "a", "1 block for 2 tokens, 2 free"),
         ("admit", "b", "1 block for 2 tokens, 1 free"),
-        ("preempt", "b", "b needs 1 block, 0 free; it is the newest"),
+        ("preempt", "b", "b needs 1 block, 0 free; gives way itself"),
         ("resume", "b", "2 blocks for 3 tokens, 1 free"),
     ]
 
@@ -369,6 +372,18 @@ def test_an_outgrown_request_that_waits_ends_too():
     assert_no_leak(scheduler)
 
 
+def test_a_swapped_request_that_outgrew_the_pool_ends_too():
+    scheduler = Scheduler(EngineConfig(num_blocks=2, block_size=2, num_host_blocks=2))
+    submit(scheduler, "a", 4, 10)
+    step(scheduler)
+    scheduler.preempt("a", "forced", "swap")
+    plan, updates = step(scheduler)
+    assert plan.exhausted == {"a": "its 5 tokens need 3 blocks of 2, the whole pool has 2"}
+    assert [u.finish_reason for u in updates] == ["length"]
+    assert scheduler.queues.host.num_free == 2
+    assert not scheduler.requests
+
+
 def test_an_end_from_outside_and_an_error_of_one_row():
     scheduler = make()
     for rid in "abc":
@@ -389,6 +404,17 @@ def test_several_new_tokens_at_once():
     scheduler.commit(plan, StepResult({"a": (1, 2, 3)}))
     assert (a.num_tokens, output(a)) == (5, [1, 2, 3])
     assert step(scheduler)[0].scheduled == [work("a", 2, 3, 3, prefill=True, new=(1,))]
+
+
+def test_the_commit_tells_tokens_in_the_order_of_the_plan():
+    scheduler, told = make(), []
+    for rid in "abc":
+        submit(scheduler, rid, 2, 5)
+    scheduler.bus.subscribe(told.append)
+    plan = scheduler.schedule(0)
+    scheduler.commit(plan, StepResult({"c": (1,), "a": (2, 3), "b": (4,)}))
+    (event,) = (event for event in told if event.kind == "commit")
+    assert list(event.tokens.items()) == [("a", 2), ("b", 1), ("c", 1)]
 
 
 @pytest.mark.parametrize(
@@ -588,7 +614,7 @@ def test_a_refused_allocation_costs_a_turn_and_nothing_else():
             RequestTooLong,
             "20 prompt tokens; max_model_len=20 leaves room for at most 19 and one new token",
         ),
-        (13, 1, RequestTooLong, "13 prompt tokens and needs 4 blocks of 4; the whole pool has 3"),
+        (13, 1, RequestTooLong, "its 13 tokens need 4 blocks of 4, the whole pool has 3"),
     ],
 )
 def test_what_can_never_run_is_refused_at_the_door(prompt, max_tokens, error, sentence):
@@ -630,9 +656,7 @@ def test_bm_12_a_prompt_as_long_as_the_maximum_is_refused():
 
 def test_sc_02_a_prompt_larger_than_the_pool_blocks_nobody():
     scheduler = make(blocks=8)
-    with pytest.raises(
-        RequestTooLong, match="33 prompt tokens and needs 9 blocks of 4; the whole pool has 8"
-    ):
+    with pytest.raises(RequestTooLong, match="its 33 tokens need 9 blocks of 4, the whole pool has 8"):
         submit(scheduler, "big", 33, 1)
     submit(scheduler, "short", 3, 4)
     for _ in range(100):

@@ -2,8 +2,10 @@
 
 Every call in any order. `test_core_machine` does the same with everything switched on, and says less about each plan.
 
-- A slot model: what each token slot of the pool holds. A plan that would read a slot that was never written for that
-  request and position, or write past its table, is caught here (the shadow model of the paging literature).
+- Slots: what each token slot of the pool holds. A plan that would read a slot that was never written for that request
+  and position, or write past its table, is caught here (the shadow model of the paging literature). Where requests
+  share and move blocks the witness is `sim.shadow`, which compares contents; where they do not, a slot must have been
+  written by this request, since it last began anew.
 - The fold: a `State` fed by the bus equals the scheduler's own snapshot after every rule.
 - The re-run: the finished recording, run again, gives the same bytes.
 """
@@ -28,14 +30,19 @@ from pagedinfer.config import EngineConfig
 from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.request import Request, Status
 from pagedinfer.engine.scheduler import Scheduler
-from pagedinfer.errors import DuplicateRequest, RequestError, RequestTooLong, UnknownRequest
+from pagedinfer.errors import DuplicateRequest, OutOfBlocks, RequestError, RequestTooLong, UnknownRequest
+from pagedinfer.memory.prefix import PINNED
 from pagedinfer.sim.rerun import rerun
+from pagedinfer.sim.shadow import ShadowMemory
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import fold
 
 MAX_OPEN_PLANS = 3
 IDS = ["a", "b", "c", "d", "e", "f"]
+PLAIN = {"enable_prefix_caching": False}
+CACHED = {}
+EVERYTHING = {"num_host_blocks": 3, "preempt_mode": "swap", "order": "priority", "victim": "lowest-priority"}
 LENGTHS = st.tuples(st.integers(1, 12), st.integers(1, 12))  # prompt, max_tokens
 
 
@@ -51,13 +58,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_model_len=st.sampled_from([45, 45, 45, 20, 7, 2]),
         watermark=st.sampled_from([0.0, 0.0, 0.0, 0.25, 0.5]),
         crowd=st.lists(LENGTHS, min_size=2, max_size=4),
+        options=st.sampled_from([PLAIN, CACHED, CACHED, EVERYTHING]),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, max_model_len, watermark, crowd):
+    def start(self, num_blocks, block_size, max_num_seqs, budget, max_model_len, watermark, crowd, options):
         self.config = EngineConfig(
             num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget, max_model_len=max_model_len, watermark=watermark,
-            enable_prefix_caching=False,
+            max_num_batched_tokens=budget, max_model_len=max_model_len, watermark=watermark, **options,
         )  # fmt: skip
+        self.plain = options is PLAIN
+        self.shadow = ShadowMemory(num_blocks, block_size, self.config.num_host_blocks)
         self.scheduler = Scheduler(self.config)
         self.runner = SimulatedRunner()
         self.requests = {}  # live ones by id, and what the model knows of them
@@ -69,6 +78,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.bus.subscribe(self.seen)
         self.submit_some(crowd, None)
 
+    @property
+    def num_blocks(self):
+        """Of the pool as it is now."""
+        return self.scheduler.blocks.num_blocks
+
     # -- requests come and go -------------------------------------------------------------------------------------
 
     @rule(
@@ -77,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def submit_some(self, wishes, whole):
         """Requests of ordinary length under unused ids; with `whole` the first is as long as the pool, or 1 less."""
-        pool = self.config.num_blocks * self.config.block_size
+        pool = self.num_blocks * self.config.block_size
         unused = [rid for rid in IDS if rid not in self.requests]
         for index, (rid, (prompt, max_tokens)) in enumerate(zip(unused, wishes, strict=False)):
             if whole is not None and index == 0:
@@ -90,13 +104,20 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def submit(self, rid, prompt, max_tokens):
         self.num_submitted += 1
-        request = Request(rid, prompt, max_tokens, token_ids=[-1] * prompt, seed=self.num_submitted)
+        request = Request(rid, prompt, max_tokens, token_ids=self.tokens(prompt), seed=self.num_submitted)
+        if self.config.order == "priority":
+            request.priority = self.num_submitted % 3
+        if not self.plain and self.num_submitted % 4 == 0:
+            priority = (0, 80, PINNED)[self.num_submitted % 3]
+            request.retain = (
+                (0, prompt, priority, -1.0 if self.num_submitted % 8 else self.scheduler.step + 4.0),
+            )
         before = self.scheduler.snapshot()
         if rid in self.requests:
             expected = DuplicateRequest
         elif prompt < 1 or max_tokens < 1:
             expected = RequestError
-        elif prompt >= self.config.max_model_len or prompt > self.config.num_blocks * self.config.block_size:
+        elif prompt >= self.config.max_model_len or prompt > self.num_blocks * self.config.block_size:
             expected = RequestTooLong
         else:
             self.scheduler.submit(request, float(self.num_submitted))
@@ -106,6 +127,50 @@ class SchedulerMachine(RuleBasedStateMachine):
         with pytest.raises(expected):
             self.scheduler.submit(request, float(self.num_submitted))
         assert self.scheduler.snapshot() == before
+
+    def tokens(self, prompt):
+        """Two kinds of prompt, equal from the start within a kind, but for the last few tokens of some."""
+        kind, tail = self.num_submitted % 2, self.num_submitted % 5
+        return [-1 - kind if i < prompt - tail else -3 - self.num_submitted for i in range(prompt)]
+
+    @precondition(lambda self: not self.plain)
+    @rule(parent=st.sampled_from(IDS), rid=st.sampled_from(IDS))
+    def fork(self, parent, rid):
+        if parent not in self.requests or rid in self.requests or self.open:
+            return
+        known = self.requests[parent]
+        if known.num_prompt_tokens > self.num_blocks * self.config.block_size:
+            return  # the pool has shrunk: it is refused
+        twin = Request(
+            rid, known.num_prompt_tokens, known.max_tokens, token_ids=list(known.token_ids), seed=known.seed
+        )
+        twin.priority = known.priority
+        self.scheduler.fork(parent, twin, 0.0)
+        self.requests[rid] = twin
+        self.num_changes += 1
+
+    @precondition(lambda self: not self.plain and not self.open)
+    @rule(num_blocks=st.integers(1, 8))
+    def resize(self, num_blocks):
+        """Another size of the pool, with the moves that it takes."""
+        held = self.num_blocks - self.scheduler.blocks.pool.num_unused
+        if held > num_blocks:
+            with pytest.raises(OutOfBlocks):
+                self.scheduler.plan_resize(num_blocks)
+            return
+        ops = self.scheduler.plan_resize(num_blocks)
+        self.shadow.run_ops(ops)
+        self.shadow.resize(num_blocks)
+        self.scheduler.resize(num_blocks, ops)
+        self.num_changes += 1
+
+    @rule()
+    def reset_the_cache(self):
+        idle = self.scheduler.blocks.pool.num_unused == self.num_blocks and not self.open
+        assert self.scheduler.reset_prefix_cache() == idle
+        if idle:
+            self.shadow.poison()
+            self.num_changes += 1
 
     @rule(rid=st.sampled_from(IDS))
     def abort(self, rid):
@@ -153,13 +218,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         assert len(set(rids)) == len(rids) <= len(running) <= config.max_num_seqs
         assert set(rids) <= set(running)
-        assert set(plan.preempted) <= set(before["running"])
-        assert not set(plan.preempted) & set(running)
+        assert set(plan.preempted) <= set(before["running"]) | set(before["swapped"])
+        back = set(plan.preempted) & set(
+            running
+        )  # gave way to a more urgent one, and the cache has most of it
+        assert not back or config.order == "priority"
         assert not set(plan.exhausted) & set(rids)
         left_out = set(running) - set(rids)
-        assert set(plan.reasons) <= left_out | {request.request_id for request in scheduler.waiting}
+        waits = {request.request_id for request in (*scheduler.waiting, *scheduler.queues.swapped)}
+        assert set(plan.reasons) <= left_out | waits
         assert all(plan.reasons.values())
-        admitted = [rid for rid in running if rid not in before["running"]]
+        admitted = [rid for rid in running if rid in before["waiting"]]
         still_waiting = [
             rid for rid in before["waiting"] if rid not in admitted and rid not in plan.exhausted
         ]
@@ -169,14 +238,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         ), f"{admitted} overtook {still_waiting}"
         for item in plan.scheduled:
             was = before["requests"][item.request_id]
-            assert item.start == was["num_computed_tokens"]
+            if item.request_id in back or (item.request_id in admitted and config.enable_prefix_caching):
+                assert item.start % config.block_size == 0  # found in the cache
+            else:
+                assert item.start == was["num_computed_tokens"]
             assert 1 <= item.num_tokens <= was["num_tokens"] - item.start
             assert item.samples == (item.end == was["num_tokens"])
             assert item.is_prefill == (item.start == 0 or was["num_tokens"] - item.start > 1)
             assert item.output_index == was["num_tokens"] - was["num_prompt_tokens"]
-            held = len(before["block_tables"].get(item.request_id, ()))
-            assert len(item.new_block_ids) == -(-item.end // config.block_size) - held
-            assert tuple(item.block_table[held:]) == item.new_block_ids
+            held = -(-item.start // config.block_size)
+            fresh = tuple(b for b in item.new_block_ids if b not in item.block_table[:held])  # others: copies
+            assert len(fresh) == -(-item.end // config.block_size) - held
+            assert tuple(item.block_table[held:]) == fresh
+            assert set(item.new_block_ids) <= set(item.block_table)
 
     @rule(count=st.integers(1, 9), ahead=st.integers(0, MAX_OPEN_PLANS - 1))
     def whole_steps(self, count, ahead):
@@ -217,6 +291,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def write_and_read_slots(self, plan):
         """Do what a runner does: write the row's positions, then read all positions up to its end."""
+        self.shadow.run(plan)
+        if not self.plain:
+            return
         size = self.config.block_size
         for item in plan.scheduled:
             life = (self.requests[item.request_id].seed, self.requests[item.request_id].num_preemptions)
@@ -231,8 +308,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 )
 
     @precondition(lambda self: self.open)
-    @rule()
-    def cancel(self):
+    @rule(after_it_ran=st.booleans())
+    def cancel(self, after_it_ran):
+        if after_it_ran and len(self.open) == 1:
+            plan, *_ = self.open[0]
+            self.shadow.run(plan)
+            self.shadow.take_back(plan)
         plan, before, num_changes = self.open.pop()
         updates = self.scheduler.cancel(plan, "changed my mind")
         self.take_ends(updates)
@@ -272,7 +353,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.drain()
-        assert self.scheduler.blocks.num_free == self.config.num_blocks
+        assert self.scheduler.reset_prefix_cache()  # refused while anybody holds a block
+        assert self.scheduler.blocks.num_free == self.num_blocks
         assert not self.scheduler.ending
         recording = self.seen.recording
         assert fold(recording.events).snapshot() == self.scheduler.snapshot()
@@ -334,12 +416,13 @@ def walk(seed, actions):
     machine.start(
         num_blocks=draw.randint(2, 8), block_size=draw.randint(1, 5), max_num_seqs=draw.choice([1, 2, 3, 4, 4, 4]),
         budget=draw.randint(1, 16), max_model_len=45, watermark=draw.choice([0.0, 0.0, 0.25]), crowd=[],
+        options=(PLAIN, CACHED, EVERYTHING)[seed % 3],
     )  # fmt: skip
-    half = machine.config.num_blocks * machine.config.block_size // 2 or 1
+    half = machine.num_blocks * machine.config.block_size // 2 or 1
     for _ in range(actions):
         name = draw.choices(
-            ["submit", "whole_steps", "schedule", "commit", "cancel", "abort", "preempt", "refuse"],
-            [20, 20, 20, 16, 8, 3, 3, 3],
+            ["submit", "whole_steps", "schedule", "commit", "cancel", "abort", "preempt", "refuse", "more"],
+            [20, 20, 20, 16, 10, 3, 3, 3, 10],
         )[0]
         if name == "submit":
             machine.submit_some(
@@ -352,13 +435,21 @@ def walk(seed, actions):
         elif name == "commit" and machine.open:
             machine.commit(draw.randrange(4), draw.choice(["goes on"] * 6 + ["stops", "fails"]))
         elif name == "cancel" and machine.open:
-            machine.cancel()
+            machine.cancel(draw.random() < 0.5)
         elif name == "abort":
             machine.abort(draw.choice(IDS))
         elif name == "preempt":
             machine.force_preemption(draw.choice(IDS))
         elif name == "refuse":
             machine.refuse_an_allocation_soon(draw.randrange(4))
+        elif name == "more" and not machine.plain:
+            machine.whole_steps(1, 0)  # neither is possible while a plan is open
+            unused = [rid for rid in IDS if rid not in machine.requests]
+            if machine.requests and unused:
+                machine.fork(draw.choice(list(machine.requests)), draw.choice(unused))
+            if draw.random() < 0.3:
+                machine.resize(draw.randint(2, 8))
+            machine.reset_the_cache()
         machine.all_is_well()
     machine.teardown()
     return machine
@@ -369,7 +460,11 @@ def test_random_walk(seed):
     machine = walk(seed, actions=400)
     kinds = Counter(event.kind for event in machine.seen.recording.events)
     assert kinds["cancel"] > 10
-    assert kinds["finish"] == kinds["submit"] > 10
+    assert kinds["finish"] == kinds["submit"] + kinds["fork"] > 10
+    if not machine.plain:
+        assert min(kinds[kind] for kind in ("share", "cache", "evict", "fork", "resize")) > 0, kinds
+    if machine.config.num_host_blocks:
+        assert kinds["swap"] > 5
 
 
 @pytest.mark.slow

@@ -68,6 +68,11 @@ def test_steps(recording):
         "used_blocks": [4, 4, 3, 0, 3, 0],
         "kv_usage": [1.0, 1.0, 0.75, 0.0, 0.75, 0.0],
         "kv_waste": [0.25, 0.0, 1 - 5 / 6, 0.0, 1 - 5 / 6, 0.0],
+        "shared_slots": [0] * 6,
+        "cached_slots": [0] * 6,
+        "reserved_slots": [0] * 6,
+        "sharing_ratio": [1.0] * 6,
+        "external_fragmentation": [0.0] * 6,
     }
 
 

@@ -22,7 +22,7 @@ def test_more_random_traffic(seed):
 def test_traffic_reaches_what_it_is_for():
     """A pool, budget and batch that meet everything: else the other runs prove little."""
     options = {"block_size": 4, "num_blocks": 24, "max_num_batched_tokens": 16, "max_num_seqs": 8}
-    traffic = run(1, 1_200, family="llama", watermark=0.0, **options)
+    traffic = run(2, 1_200, family="llama", watermark=0.0, **options)
     kinds = {event.kind for event in traffic.recording.events}
     assert {"preempt", "resume", "refuse", "cancel", "abort", "reject", "error", "finish"} <= kinds
     steps = [event for event in traffic.recording.events if event.kind == "step"]

@@ -6,7 +6,9 @@ import shutil
 import subprocess
 
 import pytest
+from simulated_runs import randomly
 
+from pagedinfer.config import EngineConfig
 from pagedinfer.engine.request import Request
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.events import SCHEMA, Keyframe, Meta
@@ -47,14 +49,29 @@ def assert_frame_is_state(film, frame, state):
             assert row.why == state.last.reasons[request.rid]
     assert {film.lanes[lane].rid: n for lane, n in frame.scheduled.items()} == state.last.scheduled
     usage = state.usage()
-    slots = (usage["live_slots"], usage["tail_slack_slots"], usage["free_slots"], len(state.ref_counts))
-    assert frame.memory[:4] == slots
+    slots = [
+        usage[f"{part}_slots"] for part in ("live", "tail_slack", "free", "shared", "cached", "reserved")
+    ]
+    memory = frame.memory
+    assert [memory.live, memory.slack, memory.free, memory.shared, memory.cached, memory.reserved] == slots
+    assert memory.used == len(state.ref_counts)
+    assert memory.host == sum(map(len, state.host_tables.values()))
+    assert rids(film, frame.swapped) == state.swapped
     assert frame.kv_waste == pytest.approx(usage["kv_waste"])
     blocks = frame.blocks(film.block_size)
-    assert {block_id: block.ref_count for block_id, block in blocks.items()} == state.ref_counts
-    assert {
-        b: [(film.lanes[lane].rid, i) for lane, i in block.owners] for b, block in blocks.items()
-    } == state.owners()
+    assert {b: block.ref_count for b, block in blocks.items() if not block.is_idle} == state.ref_counts
+    owners = {
+        b: sorted((film.lanes[lane].rid, i) for lane, i in block.owners)
+        for b, block in blocks.items()
+        if block.owners
+    }
+    assert owners == {b: sorted(held) for b, held in state.owners().items()}
+    groups = state.num_groups
+    keys = {
+        b: (group + groups * key, groups * state.parents[key] + group if state.parents[key] >= 0 else -1)
+        for b, (group, key) in state.cached.items()
+    }
+    assert frame.cached == keys
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -64,6 +81,55 @@ def test_every_frame_is_the_recorded_state(simulated_run, seed):
     assert film.last_step == recording.last_step
     for state in recording.states():
         assert_frame_is_state(film, film.frame(state.step), state)
+
+
+TINY = {
+    "num_blocks": 14,
+    "block_size": 2,
+    "max_num_batched_tokens": 10,
+    "max_num_seqs": 5,
+    "max_model_len": 28,
+}
+FEATURES = {
+    "shared prefixes": {},
+    "swapping": {"num_blocks": 10, "num_host_blocks": 12, "preempt_mode": "swap"},
+    "sliding window": {"group_windows": (None, 6), "num_blocks": 24},
+    "guessed tokens": {"num_draft_tokens": 3},
+    "reserve-max": {"allocator": "reserve-max", "num_blocks": 40, "enable_prefix_caching": False},
+    "buddy": {"allocator": "buddy", "num_blocks": 32, "enable_prefix_caching": False},
+    "grow by move": {"allocator": "grow-by-move", "compaction": True, "enable_prefix_caching": False},
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_feature_is_filmed(feature, seed):
+    config = EngineConfig(**TINY | FEATURES[feature])
+    run = randomly(seed, config=config, shared=feature not in ("reserve-max", "buddy", "grow by move"))
+    film = Film(run.recording)
+    for step, state in enumerate(run.recording.states()):
+        assert_frame_is_state(film, film.frame(step), state)
+    growing = Film(Recording(run.recording.events[:5]))
+    for event in run.recording.events[5:]:
+        growing._camera._events.append(event)
+        if event.seq % 3 == 0:
+            growing.update()
+    growing.update()
+    assert growing.lines == film.lines
+    film_has(feature, film)
+
+
+def film_has(feature, film):
+    """The feature came: the test above would say nothing of what did not happen."""
+    last = [film.frame(step).memory for step in range(film.last_step + 1)]
+    if feature == "shared prefixes":
+        assert any(m.shared for m in last)
+        assert any(m.cached for m in last)
+    if feature == "swapping":
+        assert any(m.host for m in last)
+        assert any(film.frame(step).swapped for step in range(film.last_step + 1))
+    if feature in ("reserve-max", "buddy"):
+        assert any(m.reserved for m in last)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -128,10 +128,8 @@ def test_the_accounts_are_those_of_a_recount(seed):
         reserved = sum(size for f in fills.values() if not max(f))
         free = (20 - len(fills)) * size
         slack = len(fills) * size - live - reserved
-        assert pool.memory(20, len(fills), True, 0) == Memory(
-            live, slack, free, len(fills), shared, 0, reserved
-        )
-        assert pool.memory(20, len(fills), False, 0)[:4] == (live, slack + reserved, free, len(fills))
+        memory = Memory(live, slack, free, len(fills), shared, 0, reserved)
+        assert pool.memory(20, len(fills), 0) == memory
         assert {b: sorted(h.values()) for b, h in pool.holders.items()} == {
             b: sorted(f) for b, f in fills.items()
         }

@@ -39,6 +39,7 @@ from pagedinfer.errors import ModelError, OutOfBlocks
 
 torch.set_num_threads(min(2, torch.get_num_threads()))  # leave a core to the browser
 LIMITS = {"block_size": 8, "num_blocks": 12, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+LIMITS["enable_prefix_caching"] = False  # sharing comes in notebook 08
 try:
     llm = LLM("smollm2-135m", **LIMITS)
 except ModelError as error:
@@ -89,7 +90,7 @@ prediction = ...  # a list of block ids
 #
 # Press → at the last step: the engine runs one more. Go to step 8 (the cell after the view does it, too). Then go back with ← and find the steps in which a block was taken.
 
-# %% check
+# %%
 view = session.view(request="r0")
 view
 

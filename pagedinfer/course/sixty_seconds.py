@@ -132,7 +132,11 @@ def simulated_recording(seed: int) -> Recording:
     """A short run of the real scheduler and pool, without a model: up to eight requests in a pool of random size."""
     rng = random.Random(seed)
     config = EngineConfig(
-        num_blocks=rng.randint(8, 24), block_size=4, max_num_batched_tokens=32, max_num_seqs=6
+        num_blocks=rng.randint(8, 24),
+        block_size=4,
+        max_num_batched_tokens=32,
+        max_num_seqs=6,
+        enable_prefix_caching=False,  # every table in it is its request's alone
     )
     with Engine(config, SimulatedRunner()) as engine, Session(engine) as session:
         for _ in range(rng.randint(3, 8)):
@@ -161,7 +165,8 @@ EXERCISES = (
         title="The first preemption",
         judge=judge_first_preemption,
         hints=(
-            "The timeline marks a preemption in the victim's row. Take the leftmost mark.",
+            "The timeline marks a preemption in the victim's row. Take the leftmost mark; or type `any preempted` into "
+            "the box Stop when, go to the beginning, and play.",
             "Put the slider on that step. The line of text under the slider says who was preempted, and why.",
             'recording.step_events(step) lists what happened in a step; the event of kind "preempt" has `rid`, the '
             "victim, and `why`, the cause.",

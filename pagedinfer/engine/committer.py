@@ -42,7 +42,6 @@ class Committer:
     def __init__(self, scheduler: Scheduler) -> None:
         self._requests = scheduler.requests
         self._blocks = scheduler.blocks
-        self._bus = scheduler.bus
         self._keys = scheduler.keys
         self._caches = scheduler.caches
         self._block_size = scheduler.config.block_size
@@ -53,9 +52,9 @@ class Committer:
         result: StepResult,
         drafts: Mapping[str, Sequence[int]],
         key_ids: Mapping[str, Sequence[int]],
-        event: ev.Commit,
+        event: ev.Commit | None,
     ) -> list[Update]:
-        """Give each request of the plan its tokens; `event` learns the keys of blocks that they complete."""
+        """Give each request of the plan its tokens; `event` learns the keys of blocks that they fill."""
         updates = []
         for item in plan.scheduled:
             rid = item.request_id
@@ -72,12 +71,15 @@ class Committer:
             updates.append(Update(request, new))
         return updates
 
-    def _publish(self, request: Request, written: int, key_ids: Sequence[int], event: ev.Commit) -> None:
+    def _publish(
+        self, request: Request, written: int, key_ids: Sequence[int], event: ev.Commit | None
+    ) -> None:
         rid = request.request_id
         completed = self.extend_keys(request, key_ids)
-        if completed and self._bus.subs:
+        if completed and event is not None:
             event.keys[rid] = completed
-        self._blocks.publish(rid, request.keys, written, request.retain)
+        is_first = not request.publish_at
+        self._blocks.publish(rid, request.keys, written, request.retain, is_first=is_first)
         request.publish_at = (written // self._block_size + 1) * self._block_size
 
     def _roll_back(self, request: Request, written: int, num_drafts: int, num_new: int) -> int:

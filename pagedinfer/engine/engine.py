@@ -13,7 +13,7 @@ from typing import Any
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
 from pagedinfer.engine.drafter import Drafter, NgramDrafter
-from pagedinfer.engine.group import child_ids, split
+from pagedinfer.engine.group import child_ids, child_seed, split
 from pagedinfer.engine.intake import MakeMask, Prompt, check_params, make_rules, read_prompt
 from pagedinfer.engine.interrupt import DeferredInterrupt
 from pagedinfer.engine.live import LiveRequest
@@ -31,6 +31,7 @@ from pagedinfer.errors import (
     ConfigError,
     DuplicateRequest,
     PagedInferError,
+    RequestError,
     describe_error,
 )
 from pagedinfer.memory.make import MakeMemory, make_allocator
@@ -51,6 +52,7 @@ class Engine(PoolControl):
         bus: events; subscribe here, or use `Recorder(engine)`.
         scheduler: queues and block manager, to look at.
         runner: what computes.
+        eos_token_ids: ids that end an output.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Engine(PoolControl):
         self.scheduler = Scheduler(config, self.bus, policy, make_memory)
         self._tokenizer = tokenizer
         own = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._eos_token_ids = tuple(sorted({*own, *eos_token_ids}))
+        self.eos_token_ids = tuple(sorted({*own, *eos_token_ids}))
         self._seed = seed
         self._clock = clock
         self._info = dict(info or {})
@@ -158,7 +160,7 @@ class Engine(PoolControl):
 
     def _make_requests(self, request_id: str, token_ids: list[int], params: SamplingParams) -> list[Request]:
         """The request, or its children when it has several outputs."""
-        eos = () if params.ignore_eos else self._eos_token_ids
+        eos = () if params.ignore_eos else self.eos_token_ids
         if params.structured_outputs is not None and not eos:
             raise ConfigError("structured_outputs need an end-of-sequence id and this model has none.")
         whole = Request(
@@ -180,6 +182,52 @@ class Engine(PoolControl):
                 )
             request.rules = make_rules(params, self._tokenizer, self._make_mask)
         return requests
+
+    def fork(
+        self,
+        request_id: str,
+        new_id: str | None = None,
+        *,
+        last_token_id: int | None = None,
+        seed: int | None = None,
+        outbox: Outbox | None = None,
+    ) -> str:
+        """Copy a live request as it stands, between two steps; returns the copy's id. They share their blocks.
+
+        The copy has the same tokens so far, but for the last output token if `last_token_id` names another, and goes
+        its own way from there: it draws with `seed` (default: one of its own). With temperature 0, or with the
+        parent's seed, it needs another last token to differ. A child of several outputs can be copied; the copy is
+        none of them.
+
+        Raises:
+            UnknownRequest: no live request has this id. DuplicateRequest: the new one lives. QueueFull: too many wait.
+            RequestError: a step is open, or `last_token_id` cannot be: the prompt's last token stays, ids are those
+                of the vocabulary, and the output must go on.
+        """
+        with self._lock:
+            self._check_open()
+            parent = self.request(request_id)
+            new_id = self._name(new_id, 1)
+            if seed is None:
+                seed = mix(child_seed(parent.seed, 1), self._num_requests)
+            rules = make_rules(parent.params, self._tokenizer, self._make_mask)
+            request = parent.fork(new_id, seed=seed, rules=rules)
+            if last_token_id is not None:
+                self._replace_last(request, last_token_id)
+            live = self._callers.live[request_id].fork(request, outbox)
+            with self._operations.run(), self.bus.hold():
+                self.scheduler.fork(request_id, request, self._now())
+                self._callers.add(live)
+                self._num_requests += 1
+            return new_id
+
+    def _replace_last(self, request: Request, token_id: int) -> None:
+        if not request.num_output_tokens:
+            raise RequestError(f"last_token_id={token_id!r}: {request.request_id!r} copies a prompt alone.")
+        vocab_size = self.runner.vocab_size
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise RequestError(f"last_token_id={token_id!r}: ids are integers from 0 to {vocab_size - 1}.")
+        request.token_ids[-1] = token_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Give a request up, with all its outputs, and free its blocks. Returns what it had produced.
@@ -250,16 +298,17 @@ class Engine(PoolControl):
             with self._operations.run() as interrupt:
                 self._stepping = True
                 try:
-                    self._give_up_overdue()
+                    now = self._now()
+                    self._give_up_overdue(now)
                     if self.scheduler.requests:
-                        self._run(interrupt)
+                        self._run(now, interrupt)
                 finally:
                     self._stepping = False
             outputs, self._callers.undelivered = self._callers.undelivered, []
             return outputs
 
-    def _run(self, interrupt: DeferredInterrupt) -> None:
-        plan = self.scheduler.schedule(self._now())
+    def _run(self, now: float, interrupt: DeferredInterrupt) -> None:
+        plan = self.scheduler.schedule(now)
         try:
             interrupt.forward = True
             result = self.runner.execute(plan) if plan.scheduled or plan.ops else StepResult({})
@@ -283,8 +332,8 @@ class Engine(PoolControl):
             drafts = self._speculation.propose(self.scheduler.requests, result, ends)
         self._callers.deliver(self.scheduler.commit(plan, result, ends, drafts))
 
-    def _give_up_overdue(self) -> None:
-        for rid in self.scheduler.overdue(self._now()):
+    def _give_up_overdue(self, now: float) -> None:
+        for rid in self.scheduler.overdue(now):
             request = self.scheduler.requests[rid]
             why = f"timed out: it came at {request.arrived_at:g} and was given until {request.expires:g}"
             self._callers.deliver(self.scheduler.abort(rid, why))

@@ -1,7 +1,7 @@
 """Several outputs of one prompt. Each is a request of its own for the scheduler; the caller sees one.
 
-Every child computes the prompt for itself: sharing its blocks needs copy-on-write, and this is the place where it
-would begin.
+The first child computes the prompt; the others wait for that and share its blocks, the last one perhaps partly
+filled. Whoever writes there first gets a copy.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ class Group:
 def split(request: Request) -> list[Request]:
     """The children of a request: "r0.0", "r0.1", ..., each with one output and a seed of its own.
 
-    Only the first scores the prompt. Where the best of more are wanted, ranking needs log-probabilities.
+    Only the first computes and scores the prompt. Where the best of more are wanted, ranking needs log-probabilities.
     """
     how = request.params
     ranked = how.num_children > how.n
+    ids = child_ids(request.request_id, how.num_children)
     return [
         replace(
             request,
@@ -109,8 +110,9 @@ def split(request: Request) -> list[Request]:
             ),
             token_ids=list(request.token_ids),
             seed=child_seed(request.seed, index),
+            parent=ids[0] if index else "",
         )
-        for index, child_id in enumerate(child_ids(request.request_id, how.num_children))
+        for index, child_id in enumerate(ids)
     ]
 
 

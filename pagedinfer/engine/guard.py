@@ -62,13 +62,14 @@ class Guard:
 
         def wrong(answer: Any) -> str | None:
             if answer is None:
-                why = self._view.shortage(request.view)
-                return why and f"admit() answered None, which says yes, but the request {why}"
+                short = self._view.shortage(request.view)
+                return f"admit() answered None, which says yes, but the request {short}" if short else None
             if isinstance(answer, str) and answer:
                 return None
             return f"admit() answered {answer!r:.60}; None says yes, a sentence says why not"
 
-        return self._ask("admit", lambda policy: policy.admit(request.view, self._view), wrong)
+        why: str | None = self._ask("admit", lambda policy: policy.admit(request.view, self._view), wrong)
+        return why
 
     def chunk(self, requests: Sequence[Request], budget: int) -> Mapping[str, int]:
         """Tokens by request id, within pending tokens and budget."""

@@ -11,7 +11,7 @@ from pagedinfer.engine.protocols import Tokenizer
 from pagedinfer.engine.request import Request
 from pagedinfer.engine.scheduler import Update
 from pagedinfer.engine.text import OutputText, find_end
-from pagedinfer.errors import describe_error
+from pagedinfer.errors import RequestError, describe_error
 
 __all__ = ["LiveRequest"]
 
@@ -43,6 +43,49 @@ class LiveRequest:
         )
         self._cumulative = 0.0
         self._stop_reason: int | str | None = None
+
+    def fork(self, request: Request, outbox: deque[RequestOutput] | None) -> LiveRequest:
+        """The same for a copy of the request, whose last output token may be another.
+
+        Raises:
+            RequestError: the other token ends the output, or log-probabilities are asked for and it has none.
+        """
+        twin = LiveRequest(request, self._prompt, self._tokenizer, outbox)
+        ids = request.token_ids[request.num_prompt_tokens :]
+        if (text := twin._text) is not None:
+            for token_id in ids[:-1]:
+                text.append(token_id, look_for_stops=False)  # they have ended nothing
+        before = len(ids) - 1
+        _, stop = find_end(
+            ids[-1:], num_output_tokens=before, params=request.params, end_token_ids=request.end_token_ids,
+            text=text,
+        )  # fmt: skip
+        if stop is not None:
+            raise RequestError(
+                f"Token {ids[-1]} ends the output ({stop!r}); a copy would have nothing to do."
+            )
+        if self._prompt_logprobs is not None:
+            twin._prompt_logprobs = list(self._prompt_logprobs)
+        if self._logprobs is not None:
+            twin._logprobs, twin._cumulative = list(self._logprobs), self._cumulative
+            if ids:
+                twin._choose(self.request.token_ids[-1], ids[-1])
+        return twin
+
+    def _choose(self, old: int, new: int) -> None:
+        """The newest token is `new` in place of `old`: its log-probability counts."""
+        assert self._logprobs is not None
+        row, asked = self._logprobs[-1], self.request.params.logprobs or 0
+        if new not in row:
+            raise RequestError(
+                f"Token {new} is not among the log-probabilities kept ({sorted(row)}); ask for more of them."
+            )
+        self._cumulative += row[new].logprob - row[old].logprob
+        self._logprobs[-1] = {
+            token: entry
+            for token, entry in row.items()
+            if token == new or asked < 0 or (entry.rank or 0) <= asked
+        }
 
     def take(self, new_token_ids: Sequence[int]) -> tuple[Sequence[int], tuple[str, str] | None]:
         """Look at the step's new tokens before they are committed. More than `max_tokens` allows are left out.

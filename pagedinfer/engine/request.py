@@ -124,6 +124,16 @@ class Request:
         """Tokens that it may grow to: prompt and `max_tokens`."""
         return self.num_prompt_tokens + self.max_tokens
 
+    def fork(self, request_id: str, *, seed: int = 0, rules: TokenRules | None = None) -> Request:
+        """A copy as it stands, under another id: everything that a caller asked of it, and its tokens so far."""
+        twin = Request(
+            request_id, self.num_prompt_tokens, self.max_tokens, self.params, list(self.token_ids), self.priority,
+            seed, self.end_token_ids, rules, tenant=self.tenant, deadline=self.deadline, expires=self.expires,
+            retain=self.retain, salt=self.salt,
+        )  # fmt: skip
+        twin.num_tokens = self.num_tokens
+        return twin
+
     def append(self, new_token_ids: Sequence[int]) -> None:
         """Add output tokens."""
         if self.token_ids:

@@ -141,9 +141,7 @@ class Scheduler:
         rid, prompt, priority = request.request_id, request.num_prompt_tokens, request.priority
         if error := self.admission.refusal(request, room_for):
             if self.bus.subs:
-                self.bus.emit(
-                    ev.Reject(rid, prompt, request.max_tokens, priority, now, str(error), room_for)
-                )
+                self.bus.emit(ev.Reject(rid, prompt, request.max_tokens, priority, now, str(error), room_for))
             raise error
         request.max_tokens = min(request.max_tokens, self.config.max_model_len - prompt)
         with self._change():
@@ -160,9 +158,10 @@ class Scheduler:
                 )  # fmt: skip
 
     def fork(self, parent_id: str, request: Request, now: float) -> None:
-        """Add a copy of a live request as it stands: `request` has its known tokens, and shares its blocks.
+        """Add a copy of a live request as it stands: `request` (made by `Request.fork`) shares its blocks.
 
-        It runs at once when a seat is free; otherwise, or without paged memory, it waits and computes again.
+        The last token may be another than the parent's: nothing of it is computed yet. The copy runs at once when a
+        seat is free; otherwise, or without paged memory, it waits and computes again.
 
         Raises:
             UnknownRequest: no live request has the parent's id. RequestError: a plan is open.
@@ -176,12 +175,12 @@ class Scheduler:
         if error := self.admission.refusal(request):
             raise error
         with self._change():
-            request.num_tokens = parent.num_tokens
-            request.keys = list(parent.keys)
+            request.keys = parent.keys[: (parent.num_tokens - 1) // self.config.block_size]
             self.queues.add(request, now)
             if self.bus.subs:
-                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now))
-            self.planner.start_fork(parent, request)
+                ids = tuple(key.id for key in request.keys)
+                self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now, ids))
+            self.planner.sharing.start_fork(parent, request)
 
     def abort(self, request_id: str, why: str = "aborted by the caller") -> list[Update]:
         """Give a request up. It ends at once, or when the open plan that works on it closes.
@@ -239,7 +238,9 @@ class Scheduler:
             plan = StepPlan(self.step + 1, now, self.config.max_num_batched_tokens)
             opened = OpenPlan(plan)
             self._open.append(opened)
-            if left := list(self.blocks.ops):  # of a request swapped out between two steps: they run with this plan
+            if left := list(
+                self.blocks.ops
+            ):  # of a request swapped out between two steps: they run with this plan
                 opened.journal.record(lambda: self.blocks.ops.extend(left))
             self.blocks.journal = self.queues.host.journal = opened.journal
             self.step = self.bus.step = plan.step
@@ -273,10 +274,18 @@ class Scheduler:
             opened = self._open.pop(0)
             self.queues.host.settle(opened.journal)
             self.bus.step = plan.step  # what follows belongs to this plan, also when a later one is open
-            event = ev.Commit({}, {rid: list(end) for rid, end in ends.items()})
+            event = None
             if self.bus.subs:
-                event.tokens = {rid: len(tokens) for rid, tokens in result.tokens.items() if tokens}
-                event.drafts = {rid: len(guess) for rid, guess in (drafts or {}).items() if guess}
+                event = ev.Commit(
+                    # in the plan's order, whatever the runner's: equal runs give equal recordings
+                    {
+                        i.request_id: len(new)
+                        for i in plan.scheduled
+                        if (new := result.tokens.get(i.request_id))
+                    },
+                    {rid: list(end) for rid, end in ends.items()},
+                    drafts={rid: len(guess) for rid, guess in (drafts or {}).items() if guess},
+                )
                 self.bus.emit(event)
             updates = self.committer.book(plan, result, drafts or {}, key_ids or {}, event)
             for update in updates:

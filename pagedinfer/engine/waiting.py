@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Generator, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -22,9 +22,7 @@ class WaitingQueue:
         by_tenant: each tenant has a heap of its own, so that `in_order` can leave a tenant out at no cost.
     """
 
-    def __init__(
-        self, key: Callable[[Request], Any], moving: bool = False, by_tenant: bool = False
-    ) -> None:
+    def __init__(self, key: Callable[[Request], Any], moving: bool = False, by_tenant: bool = False) -> None:
         self._key = key
         self._moving = moving
         self._by_tenant = by_tenant
@@ -89,7 +87,7 @@ class WaitingQueue:
         heap = self._front(())
         return None if heap is None else heap[0][3]
 
-    def in_order(self, closed: Container[str] = ()) -> Iterator[Request]:
+    def in_order(self, closed: Container[str] = ()) -> Generator[Request, None, None]:
         """The waiting requests from the front, as long as the caller asks. Those who still wait afterwards stay.
 
         Tenants that the caller puts into `closed` meanwhile are left out from then on.

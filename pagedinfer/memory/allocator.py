@@ -130,10 +130,13 @@ class KVAllocator(Protocol):
         keys: Sequence[BlockKey],
         num_tokens: int,
         retain: Sequence[tuple[int, int, int, float]] = (),
+        *,
+        is_first: bool = False,
     ) -> None:
         """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on.
 
-        `retain` holds (first token, end, priority, until) of ranges with another retention priority.
+        `retain` holds (first token, end, priority, until) of ranges with another retention priority; with `is_first`,
+        the first call since the request came in, for the blocks that it found there, too.
         """
         ...
 

@@ -206,16 +206,19 @@ class BlockManager(BlockTables):
         keys: Sequence[BlockKey],
         num_tokens: int,
         retain: Sequence[tuple[int, int, int, float]] = (),
+        *,
+        is_first: bool = False,
     ) -> None:
         """The first `num_tokens` tokens of the request are written: their full blocks may be shared from now on.
 
         `retain` holds (first token, end, priority, until) of ranges that shall stay longer than others, or less long.
+        With `is_first` that counts for the blocks that the request has found, too, where it makes them stay longer.
         A block whose key is cached already stays private.
         """
         first, end = self._num_published.get(rid, 0), min(num_tokens // self.block_size, len(keys))
-        if end <= first:
+        if end <= first and not (retain and is_first):
             return
-        self._num_published[rid] = end
+        self._num_published[rid] = max(first, end)
         for group, tables in enumerate(self._tables):
             table = tables[rid]
             run = [
@@ -223,15 +226,26 @@ class BlockManager(BlockTables):
                 for i in range(first, end)
                 if table[i] != GONE and self.pool.cache.add(table[i], group, keys[i])
             ]
-            if not run:
-                continue
-            if self._bus.subs:
+            if run and self._bus.subs:
                 parent = keys[run[0] - 1].id if run[0] else -1
                 blocks, ids = tuple(table[i] for i in run), tuple(keys[i].id for i in run)
                 self._bus.emit(ev.Cache(rid, blocks, ids, parent, group))
-            for start, stop, priority, until in retain:
-                chosen = [table[i] for i in run if start <= i * self.block_size < stop]
-                self.pool.retain(chosen, priority, until)
+            if retain:
+                self._retain([*range(first if is_first else 0), *run], table, set(run), retain)
+
+    def _retain(
+        self,
+        chosen: Sequence[int],
+        table: Sequence[int],
+        new: set[int],
+        retain: Sequence[tuple[int, int, int, float]],
+    ) -> None:
+        """Wishes for logical blocks: new ones get what is asked, others are not to be evicted sooner than before."""
+        is_more = self.pool.cache.is_more
+        for start, stop, priority, until in retain:
+            inside = [i for i in chosen if start <= i * self.block_size < stop]
+            blocks = [table[i] for i in inside if i in new or is_more(table[i], priority, until)]
+            self.pool.retain(blocks, priority, until)
 
     def expire(self, now: float) -> None:
         """Retention that has run out by `now` ends."""

@@ -136,6 +136,8 @@ class ContiguousAllocator(ExtentTables):
         keys: Sequence[BlockKey],
         num_tokens: int,
         retain: Sequence[tuple[int, int, int, float]] = (),
+        *,
+        is_first: bool = False,
     ) -> None:
         """Nothing: nobody could share the blocks."""
 

@@ -87,7 +87,7 @@ class FreeQueue:
     def remove(self, block_id: int) -> int:
         """Take a block out from wherever it stands. Returns its place, for `restore`."""
         before, after = self._prev[block_id], self._next[block_id]
-        assert after != _OUT, f"block {block_id} is not free"
+        assert after != _OUT and 0 <= block_id < len(self._next) - NUM_LANES, f"block {block_id} is not free"
         self._next[before], self._prev[after] = after, before
         self._next[block_id] = self._prev[block_id] = _OUT
         self._size -= 1

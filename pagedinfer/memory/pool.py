@@ -5,10 +5,10 @@ Between the free queue and the block tables: it knows blocks and reference count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from pagedinfer.errors import count
+from pagedinfer.errors import count, describe_error
 from pagedinfer.memory.free_queue import FreeQueue
 from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.keys import BlockKey
@@ -16,7 +16,10 @@ from pagedinfer.memory.prefix import PINNED, PrefixCache
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
 
-__all__ = ["BlockPool"]
+__all__ = ["BlockPool", "EvictionRule"]
+
+EvictionRule = Callable[[Sequence[int]], int]
+"""Given cached blocks that nobody uses, least recently used first, the one to evict."""
 
 
 class BlockPool:
@@ -27,6 +30,7 @@ class BlockPool:
         cache: the prefix cache.
         journal: where inverses go; None outside a plan.
         overwritten: blocks that the plan being made hands out though a cancel would want their contents back.
+        eviction: chooses among the idle blocks of the lowest retention priority; None: the least recently used.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.cache = PrefixCache(block_size, windows)
         self.journal: Journal | None = None
+        self.eviction: EvictionRule | None = None
         self._bus = bus
         self._free = FreeQueue(num_blocks)
         self._ref_counts = [0] * num_blocks
@@ -73,6 +78,8 @@ class BlockPool:
         evicted, new = [], []
         for _ in range(needed):
             block_id, lane = self._free.first()
+            if lane and self.eviction is not None:
+                block_id = self._choose(self.eviction, list(self._free.lane(lane)))
             place = self._free.remove(block_id)
             self._ref_counts[block_id] = 1
             if self.journal is not None:
@@ -86,6 +93,20 @@ class BlockPool:
         if evicted and self._bus.subs:
             self._bus.emit(ev.Evict(tuple(evicted), f"{for_whom} needs {count(needed, 'block')}"))
         return new
+
+    def _choose(self, eviction: EvictionRule, idle: list[int]) -> int:
+        """Ask the rule; the least recently used block goes when it raises, or names none of them."""
+        try:
+            chosen = eviction(tuple(idle))
+            if chosen in idle:
+                return idle[idle.index(chosen)]
+            wrong = f"chose {chosen!r:.60}, which is no idle cached block"
+        except Exception as error:
+            wrong = describe_error(error)
+        if self._bus.subs:
+            name = getattr(eviction, "__name__", type(eviction).__name__)
+            self._bus.emit(ev.Error("eviction", f"{name}: {wrong}; the least recently used block goes"))
+        return idle[0]
 
     # A request may end, unjournaled, while a plan is open: what is taken back then goes by how things stand.
 
@@ -160,8 +181,8 @@ class BlockPool:
         return self.cache.add(block_id, group, key)
 
     def retain(self, block_ids: Sequence[int], priority: int, until: float) -> None:
-        """Give cached blocks that somebody holds another retention priority."""
-        for block_id in block_ids:
+        """Give cached blocks that somebody holds another retention priority; it ends for the last of them first."""
+        for block_id in reversed(block_ids):
             assert self._ref_counts[block_id], f"block {block_id} is in a lane of the free queue"
             self.cache.retain(block_id, priority, until)
         if block_ids and self._bus.subs:
@@ -173,7 +194,9 @@ class BlockPool:
 
     def release_pins(self) -> bool:
         """Make pinned blocks ordinary ones: otherwise nobody could run. Returns whether there were any."""
-        pinned = sorted(b for b, (priority, _) in self.cache.retained.items() if priority == PINNED)
+        idle = list(self._free.lane(1 + PINNED))  # in the order of their last use, chains from the tail
+        pinned = [b for b, (priority, _) in self.cache.retained.items() if priority == PINNED]
+        pinned = idle + [b for b in pinned if self._ref_counts[b]]
         self._release(pinned)
         return bool(pinned)
 

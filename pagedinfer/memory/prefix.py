@@ -34,7 +34,8 @@ class PrefixCache:
         self._windows = windows
         self._blocks: list[dict[BlockKey, int]] = [{} for _ in windows]
         self._ghosts: OrderedDict[BlockKey, str] = OrderedDict()
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int, int]] = []  # (until, number of the wish, block)
+        self._num_wishes = 0
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -78,10 +79,14 @@ class PrefixCache:
 
     def why_no_more(self, keys: Sequence[BlockKey], length: int, limit: int) -> str:
         """Why a look-up of `keys` ended after `length` blocks."""
-        if length == limit:
-            return "the last token is always computed" if length else "no full block before the last token"
+        if limit == 0:
+            return "no full block before the last token"
+        if not keys:  # those of a prompt that is scored are left out, so that all of it is computed
+            return "it has no block keys: its prompt is scored, or it came without tokens"
         if length >= len(keys):
             return "no more full blocks"
+        if length == limit:
+            return "the last token is always computed"
         key, first = keys[length], length * self._block_size
         what = f"block {length} (tokens {first} to {first + self._block_size - 1})"
         if key in self._ghosts:
@@ -124,21 +129,26 @@ class PrefixCache:
             group, key = self.keys[to] = self.keys.pop(source)
             self._blocks[group][key] = to
         if source in self.retained:
-            _, until = self.retained[to] = self.retained.pop(source)
-            if until >= 0:
-                heappush(self._ends, (until, to))
+            self.retain(to, *self.retained.pop(source))
 
     def retain(self, block_id: int, priority: int, until: float) -> None:
         """Give a cached block another priority until a time (-1: no end)."""
         self.retained[block_id] = (priority, until)
+        self._num_wishes += 1
         if until >= 0:
-            heappush(self._ends, (until, block_id))
+            heappush(self._ends, (until, self._num_wishes, block_id))
+
+    def is_more(self, block_id: int, priority: int, until: float) -> bool:
+        """Whether a block is cached, and would stay longer than now, or be evicted later."""
+        known, known_until = self.retained.get(block_id, (DEFAULT_PRIORITY, -1))
+        longer = known_until >= 0 and not 0 <= until <= known_until
+        return block_id in self.keys and (priority > known or (priority == known and longer))
 
     def take_expired(self, now: float) -> list[int]:
-        """Blocks whose retention has ended by `now`; they are still in `retained`."""
-        found = []
+        """Blocks whose retention has ended by `now`, in the order of the wishes; they are still in `retained`."""
+        found: list[int] = []
         while self._ends and self._ends[0][0] <= now:
-            until, block_id = heappop(self._ends)
+            until, _, block_id = heappop(self._ends)
             if self.retained.get(block_id, (0, -1))[1] == until and block_id not in found:
                 found.append(block_id)
         return found
@@ -152,7 +162,7 @@ class PrefixCache:
                     f"key {key.id} points to block {block_id}, not back"
                 )
         assert self.retained.keys() <= self.keys.keys(), "a block is retained and not cached"
-        ends = set(self._ends)
+        ends = {(until, block_id) for until, _, block_id in self._ends}
         for block_id, (_, until) in self.retained.items():
             assert until < 0 or (until, block_id) in ends, f"retention of block {block_id} never ends"
 

@@ -49,10 +49,7 @@ def scripts(recording: Recording) -> dict[str, deque[Script]]:
     live: dict[str, Script] = {}
     for event in kept_events(recording.events):
         if isinstance(event, ev.Submit | ev.Fork):
-            before = (
-                live[event.parent].keys if isinstance(event, ev.Fork) and event.parent in live else event.keys
-            )
-            script = live[event.rid] = Script(keys=list(before))
+            script = live[event.rid] = Script(keys=list(event.keys))
             found.setdefault(event.rid, deque()).append(script)
         elif isinstance(event, ev.Commit):
             for rid in {**event.tokens, **event.ends, **event.keys}:

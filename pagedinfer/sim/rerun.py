@@ -92,14 +92,12 @@ class Driver:
         match event:
             case ev.Meta():
                 self.recording.add(event)
-            case ev.Error() if not event.where.startswith("policy."):  # the policy is asked again
+            case ev.Error() if event.where not in ("fit", "eviction") and not event.where.startswith(
+                "policy."
+            ):
                 scheduler.bus.emit(_again(event))
             case ev.Fork():
-                parent = scheduler.requests[event.parent]
-                twin = Request(
-                    event.rid, parent.num_prompt_tokens, event.max_tokens, priority=parent.priority
-                )
-                twin.tenant = parent.tenant
+                twin = scheduler.requests[event.parent].fork(event.rid)
                 scheduler.fork(event.parent, twin, event.now)
             case ev.Reset():
                 scheduler.reset_prefix_cache(event.why)

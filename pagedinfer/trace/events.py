@@ -94,8 +94,8 @@ class Submit(Event):
 
 @dataclass(slots=True)
 class Fork(Event):
-    """Input: a live request was copied as it stands. The copy `rid` has `num_tokens` tokens and shares the blocks of
-    `parent`; `share` or `admit` say the rest. `keys` are those of its full blocks.
+    """Input: a live request was copied as it stands. The copy `rid` has as many tokens and shares the blocks of
+    `parent`; `share` or `admit` say the rest. `keys` are those of its full blocks before the last token.
     """
 
     rid: str

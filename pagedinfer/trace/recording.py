@@ -21,6 +21,7 @@ from pagedinfer.trace.events import (
     event_from_dict,
     json_line,
 )
+from pagedinfer.trace.measures import Residency, residency
 from pagedinfer.trace.perfetto import to_perfetto
 from pagedinfer.trace.replay import State
 from pagedinfer.trace.tables import Table, block_table, event_table, request_table, step_table
@@ -181,7 +182,7 @@ class Recording:
 
     @property
     def steps(self) -> Table:
-        """One row a step: tokens, batch, pool, waste."""
+        """One row a step: tokens, batch, pool, waste, sharing, fragmentation."""
         return step_table(self)
 
     @property
@@ -193,6 +194,10 @@ class Recording:
     def blocks(self) -> Table:
         """One row an allocation: block, request, step it was taken and given back, and why."""
         return block_table(self)
+
+    def residency(self) -> Residency:
+        """How long contents stayed in blocks, in steps: life times, idle before eviction, gaps to the next use."""
+        return residency(self.events)
 
     def events_table(self) -> Table:
         """One row an event: its number, step, wall time, kind and request, and its other fields as JSON."""

@@ -7,6 +7,7 @@ The rule book, one rule per kind of event, is `trace.rules`. Folding a recording
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -104,6 +105,9 @@ class State:
         free: blocks that nobody holds, the next to be used first: those without content, then cached ones.
         cached: cached block -> (group, key id). parents: key id -> key id before it, of cached blocks.
         retained: cached block -> (priority, until) where it is not the default.
+        num_shared: blocks that several tables hold. num_idle: cached blocks that none holds. holders: the requests
+            that hold blocks, and perhaps some that have just given them back. Kept by the rules, so that `usage`
+            need not look through the pool and the queues.
         host_tables: swapped request -> host slots. host_free: free host slots, the next to be used first.
         finished: ended request -> (finish reason, sentence).
         last: what the newest step did.
@@ -125,6 +129,8 @@ class State:
         self.cached: dict[int, tuple[int, int]] = {}
         self.parents: dict[int, int] = {}
         self.retained: dict[int, tuple[int, float]] = {}
+        self.num_shared = self.num_idle = 0
+        self.holders: set[str] = set()
         self.num_submitted = self.num_preemptions = self.num_finished = 0
         self.finished: dict[str, tuple[str, str]] = {}
         self.last = StepState()
@@ -296,25 +302,44 @@ class State:
         self.retained = {
             int(b): (priority, until) for b, (priority, until) in data.get("retained", {}).items()
         }
+        self.num_shared = sum(1 for holders in self.ref_counts.values() if holders > 1)
+        self.num_idle = sum(1 for block_id in self.cached if block_id not in self.ref_counts)
 
     def insert(self, queue: list[str], rid: str) -> None:
         """Put a request into a queue, by priority and arrival."""
-        request = self.requests[rid]
-        place = request.priority, request.arrival
-        others = (self.requests[other] for other in queue)
-        later = (i for i, other in enumerate(others) if (other.priority, other.arrival) > place)
-        queue.insert(next(later, len(queue)), rid)
+
+        def place(rid: str) -> tuple[int, int]:
+            return self.requests[rid].priority, self.requests[rid].arrival
+
+        queue.insert(bisect_right(queue, place(rid), key=place), rid)
 
     def lane(self, block_id: int) -> int:
         """The lane of the free list that the block belongs into."""
         return 1 + int(self.retained.get(block_id, (50, -1))[0]) if block_id in self.cached else 0
 
-    def drop(self, block_id: int) -> bool:
-        """One holder less; the last one frees the block. Returns whether it was the last."""
-        self.ref_counts[block_id] -= 1
-        if self.ref_counts[block_id]:
+    def hold(self, block_id: int) -> None:
+        """Count one holder more."""
+        holders = self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+        if holders == 1:
+            self.num_idle -= block_id in self.cached
+        elif holders == 2:
+            self.num_shared += 1
+
+    def let_go(self, block_id: int) -> bool:
+        """Count one holder less. Returns whether it was the last."""
+        holders = self.ref_counts[block_id] - 1
+        if holders:
+            self.ref_counts[block_id] = holders
+            self.num_shared -= holders == 1
             return False
         del self.ref_counts[block_id]
+        self.num_idle += block_id in self.cached
+        return True
+
+    def drop(self, block_id: int) -> bool:
+        """One holder less; the last one frees the block. Returns whether it was the last."""
+        if not self.let_go(block_id):
+            return False
         self.free.push_back(block_id, self.lane(block_id))
         return True
 
@@ -322,20 +347,18 @@ class State:
         """Take back a `drop`."""
         if block_id in self.free:
             self.free.remove(block_id)
-        self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+        self.hold(block_id)
 
     def take(self, block_id: int) -> int | None:
         """One holder more. Returns the block's place among the free ones, None when somebody held it."""
         place = None if block_id in self.ref_counts else self.free.remove(block_id)
-        self.ref_counts[block_id] = self.ref_counts.get(block_id, 0) + 1
+        self.hold(block_id)
         return place
 
     def untake(self, block_id: int, place: int | None) -> None:
         """Take back a `take`."""
-        self.ref_counts[block_id] -= 1
-        if self.ref_counts[block_id]:
+        if not self.let_go(block_id):
             return
-        del self.ref_counts[block_id]
         if place is not None:
             self.free.restore(block_id, place)
         else:  # who held it then has ended

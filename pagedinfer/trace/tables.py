@@ -19,7 +19,14 @@ __all__ = ["Table", "block_table", "event_table", "request_table", "step_table"]
 
 MAX_SHOWN_ROWS = 20
 
-FLOATS = ("now", "t", "kv_usage", "kv_waste", "tpot_steps", "ttft_s", "tpot_s")
+USAGE = (
+    "kv_usage", "kv_waste", "shared_slots", "cached_slots", "reserved_slots", "sharing_ratio", "external_fragmentation",
+)  # fmt: skip
+"""What a row of `step_table` tells of `State.usage`: slots are places for one token, the others are shares."""
+
+FLOATS = (
+    "now", "t", "kv_usage", "kv_waste", "sharing_ratio", "external_fragmentation", "tpot_steps", "ttft_s", "tpot_s",
+)  # fmt: skip
 TEXTS = ("request", "finish_reason", "why", "kind", "fields")
 TYPES: dict[str, type] = {**dict.fromkeys(FLOATS, float), **dict.fromkeys(TEXTS, str)}
 """Types that a recording's values may not show: nothing there yet, or only whole numbers. The others show theirs."""
@@ -120,7 +127,9 @@ def _columns(rows: list[dict[str, Any]], names: list[str]) -> Table:
 
 
 def step_table(recording: Recording) -> Table:
-    """One row a step. `kv_usage` and `kv_waste` are shares, 0 to 1; see `State.usage`."""
+    """One row a step. The last columns are what `State.usage` says at its end: shares are 0 to 1, slots hold a token
+    each, and `sharing_ratio` is above 1 where requests share.
+    """
     rows = []
     for step, state in enumerate(recording.states(), recording.first_step):
         # No step: what came before the first plan, or a cancelled plan whose number was not used again.
@@ -140,12 +149,11 @@ def step_table(recording: Recording) -> Table:
                 "preempted": len(last.preempted),
                 "finished": len(last.finished),
                 "used_blocks": len(state.ref_counts),
-                "kv_usage": usage["kv_usage"],
-                "kv_waste": usage["kv_waste"],
+                **{name: usage[name] for name in USAGE},
             }
         )
     names = "step now num_scheduled_tokens prefill_tokens num_requests new_tokens running waiting preempted finished"
-    return _columns(rows, [*names.split(), "used_blocks", "kv_usage", "kv_waste"])
+    return _columns(rows, [*names.split(), "used_blocks", *USAGE])
 
 
 def request_table(recording: Recording) -> Table:

@@ -53,7 +53,7 @@ class Watching(Protocol):
 class _Found:
     """Stands for `Watching` over a recording that nobody drives: conditions are only looked for in it."""
 
-    def __init__(self, find: Callable[[str], Iterable[Stop]]) -> None:
+    def __init__(self, find: Callable[[Any], Iterable[Stop]]) -> None:
         self._find, self._texts = find, list[str]()
 
     def add(self, what: str) -> str:
@@ -73,12 +73,12 @@ class Breaks:
 
     Args:
         watch: who knows the conditions; None: they are looked for in the recording, if `find` can.
-        find: all stops of a text in the recording so far (`Recording.find_all`); None: no marks of the past.
+        find: all stops of a condition in the recording so far (`Recording.find_all`); None: no marks of the past.
         stops: a list that grows with each stop of the run.
     """
 
     def __init__(
-        self, watch: Watching | None, find: Callable[[str], Iterable[Stop]] | None, stops: Sequence[Stop] = ()
+        self, watch: Watching | None, find: Callable[[Any], Iterable[Stop]] | None, stops: Sequence[Stop] = ()
     ) -> None:
         self._watch = watch if watch is not None else _Found(find) if find else None
         self._find, self._stops = find, stops
@@ -118,7 +118,7 @@ class Breaks:
 
     def data(self) -> list[dict[str, Any]]:
         """Each condition's text and marks ([step, cause] in order), for the browser."""
-        found = {str(known): self._marks_of(str(known)) for known in self._watch or ()}
+        found = {str(known): self._marks_of(known) for known in self._watch or ()}
         for stop in self._stops:
             found.setdefault(str(stop.watch), {})[stop.step] = stop.cause
         return [
@@ -126,8 +126,13 @@ class Breaks:
             for text, marks in found.items()
         ]
 
-    def _marks_of(self, text: str) -> dict[int, str]:
+    def _marks_of(self, condition: object) -> dict[int, str]:
         """Where the condition was true when it was added; what comes later is among the stops."""
+        text = str(condition)
         if text not in self._past:
-            self._past[text] = [(stop.step, stop.cause) for stop in self._find(text)] if self._find else []
+            try:
+                found = self._find(condition) if self._find else ()
+                self._past[text] = [(stop.step, stop.cause) for stop in found]
+            except PagedInferError:  # a predicate that fails here fails the run, too, and is shown there
+                self._past[text] = []
         return dict(self._past[text])

@@ -46,7 +46,7 @@ class Camera:
 
     Attributes:
         lanes, lines, texts: what the film consists of.
-        state: the state after the last event.
+        state: the state after the last event. num_blocks: the most blocks the pool has had.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -55,6 +55,7 @@ class Camera:
         self.lines: list[Line] = []
         self.texts: list[str] = []
         self.state = State()
+        self.num_blocks = 0
         self.lane_of: dict[str, int] = {}
         self._events = recording.events
         self._num_read = 0
@@ -90,6 +91,7 @@ class Camera:
             self._touched.note(event, self.lane_of, self._everybody)
             self._note_before(event)
             self.state.apply(event)
+            self.num_blocks = max(self.num_blocks, self.state.num_blocks)
             self._note_after(event)
         self._add_line(step)
         return max(newest, self.first_step)
@@ -135,8 +137,6 @@ class Camera:
                 del self._notes[self._plan_notes :]
                 self._notes.append(("cancelled", -1, event.why))
                 self._plan = {}
-            case ev.Cache():
-                self._parents.update(zip(event.keys, (event.parent, *event.keys), strict=False))
 
     def _note_after(self, event: ev.Event) -> None:
         match event:
@@ -145,7 +145,7 @@ class Camera:
             case ev.Submit() | ev.Fork():
                 self._add_lane(event.rid)
             case ev.Keyframe():
-                self._touched.blocks.update(getattr(self.state, "cached", ()), self.state.ref_counts)
+                self._touched.blocks.update(self.state.cached, self.state.ref_counts)
                 for rid in sorted(self.state.requests, key=lambda r: self.state.requests[r].arrival):
                     self._add_lane(rid)
             case ev.Step():
@@ -166,13 +166,14 @@ class Camera:
 
     def _add_line(self, step: int) -> None:
         state, base = self.state, self._base
-        changes: Line = {key: {} for key in "rtocnw"}
+        changes: Line = {key: {} for key in "rtgocnw"}
         changes["new"] = [[a.rid, a.label, a.num_prompt_tokens] for a in self.lanes[self._base_lanes :]]
         lanes = sorted(self._touched.moved | self._touched.counted)
         live = {lane: state.requests[rid] for lane in lanes if (rid := self._rid(lane))}
         changes["gone"] = [lane for lane in lanes if lane in base.rows and lane not in live]
         for lane in self._touched.moved - live.keys():
-            self._pool.hold(lane, (), 0)
+            for holder in self._holders(lane):
+                self._pool.hold(holder, (), 0)
         for lane, request in live.items():
             self._add_request(changes, lane, request)
         self._add_causes(changes)
@@ -201,17 +202,27 @@ class Camera:
         counts = expected(row, self._plan[lane][1] if lane in self._plan else 0)
         if row is NEW or now != (*counts, row.status):
             changes["r"][str(lane)] = [*now[:2], STATUSES.index(request.status)]
+        holders = self._holders(lane)
         if lane not in self._touched.moved:
-            self._pool.compute(lane, request.num_computed_tokens)
+            for holder in holders:
+                self._pool.compute(holder, request.num_computed_tokens)
             return
-        table, old = request.block_table, row.block_table
-        self._pool.hold(lane, table, request.num_computed_tokens)
-        if table != old:
-            keep = len(old) if table[: len(old)] == old else equal_start(old, table)
-            changes["t"][str(lane)] = [keep, table[keep:]]
-        host = list(getattr(self.state, "host_tables", {}).get(request.rid, ()))
+        for holder, table in zip(holders, request.tables(), strict=True):
+            self._pool.hold(holder, table, request.num_computed_tokens)
+        if request.block_table != row.block_table:
+            keep = equal_start(row.block_table, request.block_table)
+            changes["t"][str(lane)] = [keep, request.block_table[keep:]]
+        if any(request.group_tables) and request.group_tables != row.more:
+            changes["g"][str(lane)] = [list(table) for table in request.group_tables]
+        elif any(row.more) and not any(request.group_tables):
+            changes["g"][str(lane)] = []
+        host = list(self.state.host_tables.get(request.rid, ()))
         if host != row.host:
             changes["o"][str(lane)] = host
+
+    def _holders(self, lane: int) -> list[int | tuple[int, int]]:
+        """The lane's table in each group, as the pool knows it."""
+        return [lane, *((lane, group) for group in range(1, self.state.num_groups))]
 
     def _add_causes(self, changes: Line) -> None:
         """What each did, and why it got no tokens, where that changed."""
@@ -233,24 +244,29 @@ class Camera:
 
     def _add_blocks(self, changes: Line) -> None:
         """What the prefix cache knows and who uses blocks beside the tables, where that changed."""
-        cached: dict[int, int] = getattr(self.state, "cached", {})
-        base, holders, counts = self._base, self._pool.holders, self.state.ref_counts
+        state = self.state
+        base, holders, counts = self._base, self._pool.holders, state.ref_counts
         changes["k"], changes["u"], changes["i"] = [], [], []
         for block_id in sorted(self._touched.blocks | self._pool.touched):
-            key, count = cached.get(block_id), counts.get(block_id, 0)
-            before, pins = base.cached.get(block_id), count - len(holders.get(block_id, ()))
-            now = None if key is None else (key, self._parents.get(key, -1))
-            if now != before:
+            count, known = counts.get(block_id, 0), state.cached.get(block_id)
+            pins = count - len(holders.get(block_id, ()))
+            now = known and (self._key(*known), self._key(known[0], state.parents[known[1]]))
+            if now != base.cached.get(block_id):
                 changes["u" if now is None else "k"].append(block_id if now is None else [block_id, *now])
             if pins != base.pins.get(block_id, 0):
                 changes["i"].append([block_id, pins])
-            self._pool.mark(block_id, key is not None and not count)
+            if pins != self._pool.pins.get(block_id, 0):
+                self._pool.pin(block_id, pins)
+            self._pool.mark(block_id, known is not None and not count)
+
+    def _key(self, group: int, key: int) -> int:
+        """The key id as a film has it: groups have keys of their own."""
+        return key if key < 0 else key * self.state.num_groups + group
 
     def _add_queues(self, changes: Line) -> None:
         state, base = self.state, self._base
         now = [
-            [self.lane_of[rid] for rid in queue]
-            for queue in (state.running, state.waiting, getattr(state, "swapped", ()))
+            [self.lane_of[rid] for rid in queue] for queue in (state.running, state.waiting, state.swapped)
         ]
         before = [base.running, base.waiting, base.swapped]
         if now != before:
@@ -259,9 +275,8 @@ class Camera:
     def _memory(self) -> list[int]:
         """The pool's accounts; what is 0 at the end is left out, but for the first four."""
         state = self.state
-        host = sum(len(slots) for slots in getattr(state, "host_tables", {}).values())
-        reserves = state.config.get("allocator", "paged") != "paged"
-        memory = list(self._pool.memory(state.num_blocks, len(state.ref_counts), reserves, host))
+        host = sum(map(len, state.host_tables.values()))
+        memory = list(self._pool.memory(state.num_blocks, len(state.ref_counts), host))
         while len(memory) > 4 and not memory[-1]:
             memory.pop()
         return memory

@@ -39,7 +39,7 @@ def density_of(film: Film, frame: Frame, lane: int) -> Density:
     live, cached = [0] * count, [0] * count
     fills: dict[int, int] = {}
     for row in frame.rows.values():
-        for logical, block_id in enumerate(row.block_table):
+        for logical, block_id in (pair for table in row.tables() for pair in enumerate(table)):
             fills[block_id] = max(fills.get(block_id, 0), row.fill(logical, size))
     for block_id in frame.cached.keys() - fills.keys() - frame.pins.keys():
         cached[block_id // each] += size

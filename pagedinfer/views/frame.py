@@ -82,7 +82,8 @@ class Row:
     """One live request at the end of a step. `scheduled`: tokens computed in it; `why`: why it waits, or "".
 
     `own_why`: why where the request has a reason of its own; "" where it waits as `Frame.behind` says. `block_table`
-    and `host` (host slots, while swapped out) are never changed in place: frames share them.
+    (that of group 0; `more` are those of other groups) and `host` (host slots, while swapped out) are never changed
+    in place: frames share them.
     """
 
     lane: int
@@ -95,6 +96,11 @@ class Row:
     own_why: str = ""
     block_table: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
+    more: list[list[int]] = field(default_factory=list)
+
+    def tables(self) -> list[list[int]]:
+        """The block table of each group."""
+        return [self.block_table, *self.more]
 
     def fill(self, logical: int, block_size: int) -> int:
         """Tokens written in its `logical`-th block."""
@@ -196,6 +202,8 @@ class Frame:
         for key, (keep, added) in line.get("t", {}).items():
             row = self.rows[int(key)]
             row.block_table = row.block_table[:keep] + added
+        for key, tables in line.get("g", {}).items():
+            self.rows[int(key)].more = tables
         for key, slots in line.get("o", {}).items():
             self.rows[int(key)].host = slots
         if "q" in line:
@@ -239,7 +247,7 @@ class Frame:
         """The blocks that are not free, by id."""
         found: dict[int, Block] = {}
         for lane, row in self.rows.items():
-            for logical, block_id in enumerate(row.block_table):
+            for logical, block_id in (pair for table in row.tables() for pair in enumerate(table)):
                 if block_id < 0:  # a sliding window has left it
                     continue
                 block = found.get(block_id) or found.setdefault(block_id, Block(block_id))

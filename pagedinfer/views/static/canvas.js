@@ -64,6 +64,6 @@ function canvasPainter(view, width) {
 // All blocks in the tables of these lanes.
 function blocksOf(frame, lanes) {
   const mine = new Set();
-  for (const lane of lanes) for (const block of frame.rows.get(lane)?.table ?? []) mine.add(block);
+  for (const lane of lanes) for (const row of [frame.rows.get(lane)]) for (const table of row ? [row.table, ...row.more] : []) for (const block of table) mine.add(block);
   return mine;
 }

@@ -104,10 +104,11 @@ function applyChanges(frame, line, texts) {
     if (r.computed === r.tokens) r.tokens++;  // all are computed: one more is sampled
   });
   for (const [lane, [tokens, computed, status]] of Object.entries(line.r ?? {})) {
-    if (!row(lane)) frame.rows.set(+lane, { lane: +lane, table: [], host: [], ownWhy: "" });
+    if (!row(lane)) frame.rows.set(+lane, { lane: +lane, table: [], more: [], host: [], ownWhy: "" });
     Object.assign(row(lane), { tokens, computed, status: STATUS[status] });
   }
   for (const [lane, [keep, added]] of Object.entries(line.t ?? {})) row(lane).table = [...row(lane).table.slice(0, keep), ...added];
+  for (const [lane, tables] of Object.entries(line.g ?? {})) row(lane).more = tables;
   for (const [lane, slots] of Object.entries(line.o ?? {})) row(lane).host = slots;
   if (line.q) for (const [i, name] of ["running", "waiting", "swapped"].entries()) frame[name] = changedQueue(frame[name], line.q[i] ?? [[], []]);
   if ("h" in line) frame.behind = texts[line.h] ?? "";
@@ -149,8 +150,8 @@ function poolOf(film, frame) {
   const pool = { lane: new Int32Array(n).fill(-1), logical: new Int32Array(n), fill: new Uint16Array(n), refs: new Uint16Array(n), key: new Float64Array(n).fill(-1),
     written: new Uint8Array(n), owners: new Map() };
   for (const row of frame.rows.values()) {
-    const { lane, table, computed, scheduled } = row, start = computed - scheduled;
-    for (let logical = 0; logical < table.length; logical++) {
+    const { lane, computed, scheduled } = row, start = computed - scheduled;
+    for (const table of [row.table, ...row.more]) for (let logical = 0; logical < table.length; logical++) {
       const block = table[logical];
       if (block < 0) continue;  // a sliding window has left it
       if (!pool.refs[block]++) { pool.lane[block] = lane; pool.logical[block] = logical; }
