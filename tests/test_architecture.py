@@ -46,9 +46,12 @@ LAYERS = {
 # These wire the sides together and may import anything of ours.
 WIRING = {"", "llm", "arguments", "async_engine", "session", "cli", "demo", "testing", "course"}
 CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
-LIVE_VIEWS = {  # the modules of the views that need more than the standard library
-    "views.widget", "views.core_widget", "views.sheet_widget", "views.latency_plotly",
-}  # fmt: skip
+LIVE_VIEWS = {
+    "views.widget",
+    "views.core_widget",
+    "views.sheet_widget",
+    "views.latency_plotly",
+}  # the modules of the views that need more than the standard library
 
 
 def _imports(name):

@@ -11,6 +11,7 @@ from pagedinfer.course import bundled_recording, bundled_texts, check, exercises
 from pagedinfer.engine.engine import Engine
 from pagedinfer.errors import ConfigError, OutOfBlocks
 from pagedinfer.session import Session
+from pagedinfer.sim.fork import fork
 from pagedinfer.sim.rerun import rerun
 from pagedinfer.sim.simulated import SimulatedRunner
 
@@ -19,7 +20,7 @@ CAUSE = "r0 needs 1 block, 0 free"
 
 def solution(exercise_id):
     """What a learner's notebook holds after running the code that `reveal` shows."""
-    names = {"OutOfBlocks": OutOfBlocks}
+    names = {"OutOfBlocks": OutOfBlocks, "fork": fork}
     exec(exercises()[exercise_id].code, names)
     return names
 
@@ -39,10 +40,21 @@ def session():
         yield session
 
 
+@pytest.fixture(scope="module")
+def stopped():
+    """The run of notebook 07, to its end."""
+    limits = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    session = Session(Engine(EngineConfig(**limits, enable_prefix_caching=False), SimulatedRunner()))
+    for length in (6, 5, 9):
+        session.submit({"prompt_token_ids": list(range(length))}, max_tokens=20, detokenize=False)
+    session.run()
+    return session
+
+
 # -- every exercise passes with what `reveal` shows -------------------------------------------------------------------
 
 
-def test_solutions_pass(session):
+def test_solutions_pass(session, stopped):
     answers = {
         "00.1": lambda s: [s["prediction"]],
         "00.2": lambda s: [s["step"], s["victim"], s["cause"]],
@@ -50,6 +62,12 @@ def test_solutions_pass(session):
         "01.1": lambda s: [s["prediction"], session],
         "01.2": lambda s: [s["slot_mapping"], session],
         "01.3": lambda s: [s["append_token"]],
+        "07.1": lambda s: [s["prediction"], stopped],
+        "07.2": lambda s: [s["lost_again"]],
+        "07.3": lambda s: [s["prediction"], stopped],
+        "07.4": lambda s: [s["smallest_pool"]],
+        **{f"10.{n}": lambda s: [s["cause"], s["steps"], s["change"]] for n in (1, 2, 3, 4)},
+        "10.5": lambda s: [s["diagnose"]],
     }
     assert answers.keys() == exercises().keys()
     for exercise_id, pick in answers.items():
@@ -227,6 +245,9 @@ def test_wrong_tables_are_refused(session, prediction, says):
 def test_each_exercise_has_two_wrong_answers():
     refused = {exercise_id: sum(w[0] == exercise_id for w in WRONG) for exercise_id in exercises()}
     refused["01.1"] = 5
+    refused |= {
+        name: 2 for name in refused if name[:2] in ("07", "10")
+    }  # test_what_ifs.py, test_detective.py
     assert min(refused.values()) >= 2
 
 
@@ -272,8 +293,8 @@ def test_misuse_is_a_sentence():
     with pytest.raises(ConfigError, match=r'check\("00.2", step, victim, cause\)'):
         check("00.2", 14)
     for function in (check, hint, reveal):
-        with pytest.raises(ConfigError, match=r"No exercise '07\.9'; there are 00\.1, "):
-            function("07.9")
+        with pytest.raises(ConfigError, match=r"No exercise '09\.9'; there are 00\.1, "):
+            function("09.9")
     with pytest.raises(ConfigError, match="eight_requests"):
         bundled_recording("nine_requests")
 

@@ -53,7 +53,7 @@ def plain(cell):
 
 
 def test_there_are_notebooks():
-    assert [source.name[:2] for source in build.sources()] == ["00", "01"]
+    assert [source.name[:2] for source in build.sources()] == ["00", "01", "07", "10"]
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {source.stem for source in build.sources()}
 
 
@@ -199,6 +199,15 @@ def test_notebook_00_runs_without_torch(tmp_path, missing):
     assert out.count("✓") == 3
     assert "torch is not installed" in out
     assert (tmp_path / "eight_requests.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("number", "exercises"), [("07", 4), ("10", 5)])
+def test_notebooks_without_a_model_need_no_torch(tmp_path, number, exercises):
+    source = next(s for s in build.sources() if s.name.startswith(number))
+    before = "import sys\nsys.modules['torch'] = sys.modules['numpy'] = None\n"
+    out = run_cells(source, tmp_path, solved=True, before=before)
+    assert out.count("✓") == exercises
+    assert "torch is missing" not in out
 
 
 def test_notebook_01_falls_back_to_the_tiny_model(tmp_path):

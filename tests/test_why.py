@@ -222,6 +222,10 @@ def test_candidates_fit_the_settings():
     names = {name for changes in default_candidates(run.drain()) for name in changes}
     assert {"watermark", "victim", "chunking"} <= names
     assert "order" not in names
+    assert "aging" not in names, "there is one already"
+    strict = Run(EngineConfig(**(CROWDED.to_dict() | {"order": "priority"})))
+    strict.submit("a", 3, 4, priority=1)
+    assert {"aging": 1.0} in default_candidates(strict.drain())
     buddy = Run(EngineConfig(**(CROWDED.to_dict() | {"allocator": "buddy"})))
     buddy.submit("a", 3, 4)
     for changes in default_candidates(buddy.drain()):

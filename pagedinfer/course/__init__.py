@@ -22,9 +22,10 @@ _hints_given: dict[str, int] = {}
 @cache
 def exercises() -> dict[str, Exercise]:
     """Every exercise by id, in the notebooks' order."""
-    from pagedinfer.course import block_tables, sixty_seconds
+    from pagedinfer.course import block_tables, detective, sixty_seconds, what_ifs
 
-    return {exercise.id: exercise for exercise in (*sixty_seconds.EXERCISES, *block_tables.EXERCISES)}
+    modules = (sixty_seconds, block_tables, what_ifs, detective)
+    return {exercise.id: exercise for module in modules for exercise in module.EXERCISES}
 
 
 def check(exercise_id: str, *answers: Any, **named: Any) -> Verdict:

@@ -81,6 +81,8 @@ class PrefixCache:
         """Why a look-up of `keys` ended after `length` blocks."""
         if limit == 0:
             return "no full block before the last token"
+        if not keys:  # those of a prompt that is scored are left out, so that all of it is computed
+            return "it has no block keys: its prompt is scored, or it came without tokens"
         if length >= len(keys):
             return "no more full blocks"
         if length == limit:

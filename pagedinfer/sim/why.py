@@ -170,7 +170,7 @@ def _pattern(sentence: str) -> str:
 
 
 def default_candidates(recording: Recording, spent: Container[str] = PHASES) -> list[dict[str, Any]]:
-    """Single changes worth a try: a larger pool, budget or batch, no watermark, and other policies.
+    """Single changes worth a try: a larger pool, budget or batch, no watermark, other policies; aging where it is off.
 
     Policies are those that bear on the phases in `spent`.
     """
@@ -184,6 +184,10 @@ def default_candidates(recording: Recording, spent: Container[str] = PHASES) -> 
         ("", {"watermark": 0.0} if int(config["watermark"] * blocks) else {}),
         ("queue", {"order": "shortest-prefill"}),
         ("queue", {"admission": "fits-now"}),
+        (
+            "queue",
+            {"aging": 1.0} if config.get("order") == "priority" and config.get("aging") is None else {},
+        ),
         ("stall", {"chunking": "equal-progress"}),
         ("preempted", {"victim": "fewest-tokens-lost"}),
         ("preempted", {"admission": "full-reservation"}),

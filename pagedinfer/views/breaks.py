@@ -130,7 +130,9 @@ class Breaks:
         """Where the condition was true when it was added; what comes later is among the stops."""
         text = str(condition)
         if text not in self._past:
-            self._past[text] = (
-                [(stop.step, stop.cause) for stop in self._find(condition)] if self._find else []
-            )
+            try:
+                found = self._find(condition) if self._find else ()
+                self._past[text] = [(stop.step, stop.cause) for stop in found]
+            except PagedInferError:  # a predicate that fails here fails the run, too, and is shown there
+                self._past[text] = []
         return dict(self._past[text])

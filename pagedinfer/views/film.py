@@ -25,15 +25,15 @@ class Film:
     """The lines of a recording, kept up to date by `update`.
 
     Keys of a line (all but s, b, m, say only when there is something): `s` step, `b` token budget, `m` memory
-    (`Memory`, zeros at the end left out), `say` sentence, `x` texts added to the film's list, `new` lanes added
-    (rid, label, prompt tokens), `gone` lanes that left, `r` lane -> (num_tokens, num_computed_tokens, status)
-    where they are not as `frame.expected` has them, `t` lane -> (blocks kept, blocks added), `g` lane -> tables of
-    groups above 0, `o` lane -> host slots, `c` lane -> what it did, where that changed, `n` lane -> tokens computed (left out: 1 for who
-    decodes), `w` lane -> text why this one waits, where that changed (-1: no reason of its own), `h` text why
-    the others in the queue wait, where that changed (-1: none), `q` changes of (running, waiting, swapped),
-    each (lanes out, (position, lane) in), `k` blocks the prefix cache has got to know (block, key, key before
-    it), `u` blocks it forgot, `i` (block, users beside the tables), `e` notes (kind, lane, text). Lanes and
-    texts are numbers. So a line grows with what happens, not with who waits.
+    (`Memory`, zeros at the end left out), `say` sentence, `x` texts added to the film's list, `new` lanes added (rid,
+    label, prompt tokens), `gone` lanes that left, `r` lane -> (num_tokens, num_computed_tokens, status) where they are
+    not as `frame.expected` has them, `t` lane -> (blocks kept, blocks added), `g` lane -> tables of groups above 0,
+    `o` lane -> host slots, `c` lane -> what it did, where that changed, `n` lane -> tokens computed (left out: 1 for
+    who decodes), `w` lane -> text why this one waits, where that changed (-1: no reason of its own), `h` text why the
+    others in the queue wait, where that changed (-1: none), `q` changes of (running, waiting, swapped), each (lanes
+    out, (position, lane) in), `k` blocks the prefix cache has got to know (block, key, key before it), `u` blocks it
+    forgot, `i` (block, users beside the tables), `e` notes (kind, lane, text). Lanes and texts are numbers. So a line
+    grows with what happens, not with who waits.
 
     Raises:
         RecordingError: the recording is empty.

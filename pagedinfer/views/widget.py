@@ -151,7 +151,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
     def begin(self) -> None:
         """A run begins."""
         self._pause_asked, self.driving, self.seen = False, True, -1
-        self._shown_at, self._shown_step = 0.0, -1
+        self._shown_at, self._shown_step = -PATIENCE, -1
 
     def follow(self) -> bool:
         """Show the newest step if a frame is due: not too soon, and none while the browser still draws the last.

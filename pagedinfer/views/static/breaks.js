@@ -5,12 +5,14 @@ function breaksBar(view, model) {
   const list = make("ul", { class: "pi-break-list", "aria-label": "Conditions that stop the run" }), wrong = make("p", { class: "pi-wrong", role: "alert", hidden: true });
   const node = make("form", { class: "pi-breaks", "aria-label": "Breakpoints" }, make("span", { class: "pi-sub", "aria-hidden": "true" }, "Stop when"), input, add, next, list, wrong);
   const say = (text) => { wrong.textContent = text; wrong.hidden = !text; input.setAttribute("aria-invalid", !!text); };
-  node.addEventListener("submit", (event) => {
-    event.preventDefault();
+  const send = (event) => {
+    event.preventDefault(); event.stopPropagation();
     const text = input.value.trim();
     if (text) view.request({ watch: text });
-  }, { signal: view.signal });
-  next.addEventListener("click", () => { const mark = marksOf(model).find(([step]) => step > view.state.frame.step); if (mark) view.arrive(mark); }, { signal: view.signal });
+  };
+  node.addEventListener("submit", send, { signal: view.signal });
+  input.addEventListener("keydown", (event) => { if (event.key === "Enter") send(event); }, { signal: view.signal });  // where a page takes Enter away from forms
+  next.addEventListener("click", () => { const mark = marksOf(model).find(([step]) => step > view.state.frame.step); if (mark) view.go(mark[0]); }, { signal: view.signal });
   list.addEventListener("click", (event) => {
     const button = event.target.closest("[data-text]");
     if (button) view.request({ unwatch: button.dataset.text });
@@ -27,7 +29,7 @@ function breaksBar(view, model) {
     draw() {
       const breaks = model.get("breaks") ?? [], key = JSON.stringify(breaks);
       node.hidden = !model.get("watching");
-      next.disabled = !marksOf(model).some(([step]) => step > view.state.frame.step);
+      view.disable(next, !marksOf(model).some(([step]) => step > view.state.frame.step));
       if (key === drawn) return;
       drawn = key;
       list.replaceChildren(...breaks.map(({ text, marks }) => make("li", {}, make("code", {}, text), make("span", { class: "pi-sub" }, marks.length ? ` ${plural(marks.length, "stop")}` : ""),

@@ -9,10 +9,18 @@ function chipOf(view, lane, extra) {
     swatch(view.id, lane), rid, ...(extra ? [make("span", { class: "pi-more" }, extra)] : []));
 }
 
+// Says that a list goes on below; its room stays, so that nothing moves.
+function scrollHint(view, list) {
+  const node = make("p", { class: "pi-hint pi-scroll-hint", "aria-hidden": "true" }, "scroll for more ↓");
+  const look = () => { node.style.visibility = list.scrollHeight - list.scrollTop - list.clientHeight < 8 ? "hidden" : "visible"; };
+  list.addEventListener("scroll", look, { signal: view.signal, passive: true });
+  return { node, look };
+}
+
 function queuesPane(view) {
   const list = make("div", { class: "pi-queues", tabindex: 0, role: "region", "aria-label": "Queues at this step" }), head = make("span", { class: "pi-sub" });
-  const hint = make("p", { class: "pi-hint pi-scroll-hint", "aria-hidden": "true" }, "scroll for more ↓");
-  const pane = view.card("queues", "Queues", head, list, hint);
+  const hint = scrollHint(view, list);
+  const pane = view.card("queues", "Queues", head, list, hint.node);
   const draw = () => {
     const { frame, film } = view.state, row = (lane) => frame.rows.get(lane), parts = [];
     const counts = [[frame.running, "running"], [frame.waiting, "waiting"], [frame.swapped, "swapped out"]];
@@ -29,10 +37,8 @@ function queuesPane(view) {
     list.replaceChildren(...parts);
     list.scrollTop = top;
     if (focused) list.querySelector(`[data-request="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
-    hintAt();
+    hint.look();
   };
-  const hintAt = () => { hint.style.visibility = list.scrollHeight - list.scrollTop - list.clientHeight < 8 ? "hidden" : "visible"; };
-  list.addEventListener("scroll", hintAt, { signal: view.signal, passive: true });
   list.addEventListener("click", (event) => {
     const node = event.target.closest("[data-request]");
     if (node) view.toggle({ request: node.dataset.request });

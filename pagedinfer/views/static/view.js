@@ -1,13 +1,13 @@
 // The view: one film, one cursor, one selection; panes that draw them. `model` is anywidget's, or the export page's.
-let views = 0, refocus = false;  // refocus: the view that Jupyter is about to draw anew had the keys
+let views = 0, handover = null;  // handover: of a view that Jupyter is about to draw anew: its film, and whether it had the keys
 
 function render({ model, el }) {
-  const abort = new AbortController(), { signal } = abort, film = createFilm();
+  const abort = new AbortController(), { signal } = abort, before = handover?.bytes === model.get("film") ? handover : null, film = before?.film ?? createFilm();
   const root = make("div", { class: "pi-view", tabindex: 0, role: "group", "data-testid": "pi-view", "data-lm-suppress-shortcuts": "true",
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   const view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
   const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, isIdle: false, version: 0 });
-  let ask = 0, timer = 0, wanted = 0, grown = false;  // ask: number of the request the kernel has not answered yet
+  let ask = 0, timer = 0, wanted = 0, grown = false, opening = null;  // ask: number of the request the kernel has not answered yet; opening: the step to show once its line is here
 
   // -- parts ------------------------------------------------------------------------------------------------
   view.card = (name, title, head, ...content) => make("section", { class: `pi-card pi-card-${name}`, "aria-label": title },
@@ -42,6 +42,12 @@ function render({ model, el }) {
   // After a click the arrow keys step through time, wherever the click was.
   view.takeKeys = () => root.focus({ preventScroll: true, focusVisible: false });
 
+  // A button that can do nothing (any more) lets go of the keys.
+  view.disable = (button, off) => {
+    if (off && button === document.activeElement) view.takeKeys();
+    button.disabled = off;
+  };
+
   // -- selection ----------------------------------------------------------------------------------------------
   view.laneOf = (rid) => film.lanes.findLast((lane) => lane.rid === rid && lane.from <= state.frame.step)?.number ?? film.lanes.findLast((lane) => lane.rid === rid)?.number;
   view.linkedLanes = () => {
@@ -62,13 +68,6 @@ function render({ model, el }) {
 
   // -- time ---------------------------------------------------------------------------------------------------
   view.marks = () => marksOf(model);
-  // A condition came true at this step.
-  view.arrive = ([step, cause]) => { view.go(step); announce(`Stopped at step ${step}: ${cause}`); };
-  function announce(text) {
-    notice.textContent = text;
-    notice.hidden = !text;
-    notice.dataset.at = state.frame.step;
-  }
   view.go = (step, tell = true) => {
     const to = clamp(step, film.first, film.last);
     if (to === state.frame.step && state.pool) return;
@@ -102,7 +101,7 @@ function render({ model, el }) {
       if (steps < 1 || ask) return;
       due = Math.max(due + (steps * 1000) / controls.speed(), now - 1000);
       const from = state.frame.step, to = Math.min(from + steps, film.last), stop = view.marks().find(([step]) => step > from && step <= to);
-      if (stop) { view.pause(); view.arrive(stop); }
+      if (stop) { view.pause(); view.go(stop[0]); }
       else if (from < film.last) view.go(to);
       else if (state.isLive) advance(steps);
       else view.pause();
@@ -137,7 +136,6 @@ function render({ model, el }) {
   function answered() {
     const answer = model.get("answer") ?? {};
     if (answer.more !== undefined) state.isIdle = answer.more === false && !answer.stop;
-    if (answer.stop) view.arrive(answer.stop);
     if (answer.id && answer.id === ask) {
       ask = 0;
       complain(answer.error ?? "");
@@ -156,7 +154,8 @@ function render({ model, el }) {
     state.version++;
     grown ||= film.last > before;
     if (ask) complain("");
-    const at = following ? film.last : state.frame.step;
+    const at = opening ?? (following ? film.last : state.frame.step);
+    opening = null;
     state.frame = film.frame(clamp(at, film.first, film.last));
     state.pool = poolOf(film, state.frame);
     draw();
@@ -172,7 +171,7 @@ function render({ model, el }) {
       output.style.minHeight = `${output.offsetHeight}px`;
       setTimeout(() => (output.style.minHeight = ""), 2000);
     }
-    refocus = root.contains(document.activeElement);
+    handover = { bytes: model.get("film"), film, hadKeys: root.contains(document.activeElement) };
     request(0, { keep: true });
   }
   root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && event.relatedTarget && !root.contains(event.relatedTarget)) keep(); }, { signal });
@@ -184,7 +183,9 @@ function render({ model, el }) {
     root.dataset.step = state.frame.step;
     root.dataset.last = film.last;
     root.classList.toggle("has-selection", view.linkedLanes().size > 0);
-    if (!notice.hidden && notice.dataset.at !== root.dataset.step) announce("");
+    const stop = view.marks().find(([step]) => step === state.frame.step), why = stop ? `Stop at step ${stop[0]}: ${stop[1]}` : "";
+    if (notice.textContent !== why) notice.textContent = why;
+    notice.hidden = !why;
     breaks.draw();
     say.setAttribute("aria-live", view.isPlaying() ? "off" : "polite");  // ten sentences a second help nobody
     if (say.textContent !== state.frame.say) say.textContent = state.frame.say;
@@ -210,18 +211,18 @@ function render({ model, el }) {
     "change:breaks": draw, "change:watching": draw, "change:selected": () => { state.selected = model.get("selected") ?? {}; draw(); } };
   function sync() { state.isLive = !!model.get("live"); controls.draw(); }
   el.append(root);
-  film.add(model.get("film"));
+  if (!before) film.add(model.get("film"));
   const whole = film.add(model.get("tail"));
   state.isLive = !!model.get("live");
   state.selected = model.get("selected") ?? {};
   view.go(model.get("cursor") ?? film.last, false);
-  if (!whole || !film.lines.length) request(0);
+  if (!whole || !film.lines.length) { opening = model.get("cursor"); request(0); }
   for (const [name, act] of Object.entries(on)) model.on(name, act);
   followScheme(root, () => { if (state.pool) for (const pane of panes) pane.repaint?.(); }, signal);
   let seen = root.clientWidth;
   const sizes = new ResizeObserver(() => { if (Math.abs(root.clientWidth - seen) > 4) { seen = root.clientWidth; draw(); } });
   sizes.observe(root);
-  if (refocus) requestAnimationFrame(() => { refocus = false; if (document.activeElement === document.body) view.takeKeys(); });
+  if (before?.hadKeys) requestAnimationFrame(() => { before.hadKeys = false; if (document.activeElement === document.body) view.takeKeys(); });
   return () => {
     abort.abort();
     clearInterval(timer);
