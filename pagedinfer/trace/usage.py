@@ -68,9 +68,8 @@ def slots_in(state: State) -> Slots:
                 num_open += len(table) - num_full
                 num_begun += rest > 0
                 live += rest
-    logical -= sum(
-        ends.pop(-1, ())
-    )  # in the middle of a step's events a table may be longer than what is computed
+    # In the middle of a step's events a table may be longer than what is computed.
+    logical -= sum(ends.pop(-1, ()))
     num_shared_full = state.num_shared
     for block_id, fills in ends.items():
         holders, fill = state.ref_counts[block_id], max(fills)
