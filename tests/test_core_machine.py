@@ -40,7 +40,12 @@ class CoreMachine(RuleBasedStateMachine):
     def act(self, name):
         self.run.act(name)
 
-    @rule(length=st.integers(1, 12), max_tokens=st.integers(1, 12), shared=st.integers(0, 12), n=st.integers(1, 3))
+    @rule(
+        length=st.integers(1, 12),
+        max_tokens=st.integers(1, 12),
+        shared=st.integers(0, 12),
+        n=st.integers(1, 3),
+    )
     def submit(self, length, max_tokens, shared, n):
         self.run.submit(length, max_tokens, shared=min(shared, length), n=n)
 
@@ -173,9 +178,13 @@ def _swap_out_silently(self, request, held, slots):
 @pytest.mark.parametrize("fault", [lose_the_undo, copy_too_late, swap_in_backwards, silent_swap])
 def test_a_planted_fault_is_found(monkeypatch, fault):
     fault(monkeypatch)
-    with pytest.raises(AssertionError, match="seed"):
+
+    def walk_often():
         for seed in range(10):
             walk(seed, 150, moods=0, **CROWDED)
+
+    with pytest.raises(AssertionError, match="seed"):
+        walk_often()
 
 
 def test_moods_come_again():

@@ -166,7 +166,8 @@ class Planner:
                 continue
             if not self._admit_waiting(opened, closed, above=request.priority):
                 return
-            if request.request_id in opened.plan.preempted:
+            if (rid := request.request_id) in opened.plan.preempted:
+                opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} gave way in this step"
                 return
             if why := self._admission.why_never(request):
                 self._exhaust(opened, request, why)
@@ -189,6 +190,7 @@ class Planner:
                 if rid in self._scheduler.ending:
                     continue
                 if rid in opened.plan.preempted:
+                    opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} gave way in this step"
                     return False
                 if why := self._admission.why_never(request):
                     self._exhaust(opened, request, why)

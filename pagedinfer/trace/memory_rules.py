@@ -169,7 +169,6 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
     state.num_idle -= len(undone)
 
     def undo() -> None:
-        state.num_idle += len(undone)
         for block_id, (key, retained), place in reversed(undone):
             state.free.remove(block_id)
             if key in state.cached.values():  # another block has been published under its key
@@ -177,6 +176,7 @@ def _evict(state: State, event: ev.Evict) -> Inverse:
                 continue
             state.free.restore(block_id, place)
             state.cached[block_id] = key
+            state.num_idle += 1
             if retained is not None:
                 state.retained[block_id] = retained
 
