@@ -23,7 +23,13 @@ CAUSE = "r0 needs 1 block, 0 free"
 
 def solution(exercise_id):
     """What a learner's notebook holds after running the code that `reveal` shows."""
-    names = {"OutOfBlocks": OutOfBlocks, "BlockManager": BlockManager, "BlockOp": BlockOp, "Copy": Copy, "fork": fork}
+    names = {
+        "OutOfBlocks": OutOfBlocks,
+        "BlockManager": BlockManager,
+        "BlockOp": BlockOp,
+        "Copy": Copy,
+        "fork": fork,
+    }
     exec(exercises()[exercise_id].code, names)
     return names
 
