@@ -250,7 +250,8 @@ class Run:
     def reset_cache(self):
         held = self.scheduler.snapshot()["ref_counts"]
         if self.scheduler.reset_prefix_cache():
-            assert not held and not self.open
+            assert not held
+            assert not self.open
             self.num_changes += 1
 
     def resize(self, num_blocks):
@@ -499,8 +500,8 @@ def difference(ours, theirs):
 
 
 ACTIONS = {
-    "submit": 20, "steps": 20, "schedule": 20, "execute": 4, "commit": 16, "cancel": 8, "fail": 3, "abort": 3, "preempt": 4,
-    "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2, "poison": 4,
+    "submit": 20, "steps": 20, "schedule": 20, "execute": 4, "commit": 16, "cancel": 8, "fail": 3, "abort": 3,
+    "preempt": 4, "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2, "poison": 4,
 }  # fmt: skip
 
 

@@ -76,8 +76,7 @@ class Traffic:
         running = [r for r in scheduler.running if r.status == Status.RUNNING]
         if running and draw.random() < 0.3 and scheduler.blocks.can_share:
             parent = draw.choice(running)
-            twin = Request(f"{parent.request_id}+{self.count}", parent.num_prompt_tokens, parent.max_tokens)
-            twin.token_ids = list(parent.token_ids)
+            twin = parent.fork(f"{parent.request_id}+{self.count}")
             scheduler.fork(parent.request_id, twin, scheduler.step)
         if running and draw.random() < 0.1:
             mode = "swap" if self.config.num_host_blocks else "recompute"

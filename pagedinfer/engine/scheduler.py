@@ -180,7 +180,7 @@ class Scheduler:
             if self.bus.subs:
                 ids = tuple(key.id for key in request.keys)
                 self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now, ids))
-            self.planner.start_fork(parent, request)
+            self.planner.sharing.start_fork(parent, request)
 
     def abort(self, request_id: str, why: str = "aborted by the caller") -> list[Update]:
         """Give a request up. It ends at once, or when the open plan that works on it closes.
