@@ -210,7 +210,7 @@ class Run:
         unused = [other for other in IDS if other not in self.live]
         if rid not in self.live or not unused or self.open:
             return
-        twin = self.live[rid].fork(unused[0])
+        twin = self.live[rid].fork(unused[0], seed=self.live[rid].seed)
         try:
             self.scheduler.fork(rid, twin, self.now)
         except (QueueFull, RequestTooLong):
