@@ -210,12 +210,7 @@ class Run:
         unused = [other for other in IDS if other not in self.live]
         if rid not in self.live or not unused or self.open:
             return
-        parent = self.live[rid]
-        twin = Request(
-            unused[0], parent.num_prompt_tokens, parent.max_tokens, parent.params,
-            list(parent.token_ids), parent.priority, parent.seed,
-        )  # fmt: skip
-        twin.tenant, twin.salt = parent.tenant, parent.salt
+        twin = self.live[rid].fork(unused[0], seed=self.live[rid].seed)
         try:
             self.scheduler.fork(rid, twin, self.now)
         except (QueueFull, RequestTooLong):
