@@ -191,7 +191,6 @@ def test_the_random_runs_meet_what_they_are_for(simulated_run):
     [
         ({"num_host_blocks": 64, "preempt_mode": "swap"}, "swapped"),
         ({"allocator": "grow-by-move", "num_blocks": 16}, "preempted"),
-        ({"allocator": "buddy", "num_blocks": 64}, "waiting"),
         ({"enable_prefix_caching": False}, "preempted"),
     ],
 )
