@@ -69,13 +69,23 @@ def target(source: Path, *, solved: bool) -> Path:
 
 
 def execute(notebook: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The notebook with its outputs, run in `folder`; no widget state is kept."""
+    """The notebook with its outputs, run in `folder`; no widget state is kept.
+
+    An output stays as it was first shown: nbval compares each cell before the next one runs, and so before a live view
+    that goes on can change its picture.
+    """
     import nbformat
     from nbclient import NotebookClient
 
+    class Client(NotebookClient):
+        def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
+            if msg["msg_type"] == "update_display_data":
+                return None
+            return super().process_message(msg, cell, cell_index)
+
     node = nbformat.reads(dump(notebook), as_version=4)
     place = {"metadata": {"path": str(folder)}}
-    NotebookClient(node, timeout=300, store_widget_state=False, resources=place).execute()
+    Client(node, timeout=300, store_widget_state=False, resources=place).execute()
     executed: dict[str, Any] = json.loads(nbformat.writes(node))
     return executed
 

@@ -13,7 +13,9 @@ from pagedinfer.config import BeamSearchParams, EngineConfig, SamplingParams, St
 
 if TYPE_CHECKING:
     from pagedinfer.engine.engine import Engine
+    from pagedinfer.engine.options import Retain
     from pagedinfer.engine.output import CompletionOutput, RequestOutput
+    from pagedinfer.engine.policy import Policy
     from pagedinfer.llm import LLM
     from pagedinfer.session import Session
     from pagedinfer.sim.compare import compare
@@ -34,6 +36,8 @@ _LAZY = {
     "Engine": "pagedinfer.engine.engine",
     "CompletionOutput": "pagedinfer.engine.output",
     "RequestOutput": "pagedinfer.engine.output",
+    "Policy": "pagedinfer.engine.policy",
+    "Retain": "pagedinfer.engine.options",
     "Recorder": "pagedinfer.trace.recorder",
     "Recording": "pagedinfer.trace.recording",
     "Session": "pagedinfer.session",
@@ -48,9 +52,11 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineConfig",
+    "Policy",
     "Recorder",
     "Recording",
     "RequestOutput",
+    "Retain",
     "SamplingParams",
     "Session",
     "StructuredOutputsParams",

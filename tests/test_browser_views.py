@@ -437,7 +437,7 @@ def test_ten_thousand_steps_and_a_crowd_of_requests_stay_small_in_the_page(open_
         page.keyboard.press(key)
         at(view, step)
     assert view.locator(".pi-rows .pi-row").count() <= 120, "rows that cannot be seen are not in the page"
-    expect(view.locator(".pi-card-timeline .pi-hint")).to_contain_text("more requests")
+    expect(view.locator(".pi-card-timeline .pi-crowd")).to_contain_text("more requests")
     view.locator(".pi-slider").fill("5000")
     at(view, 5_000)
     assert view.locator("*").count() < 6_000
@@ -466,7 +466,12 @@ HOST = """async ({ source, values, film }) => {
     ['tail', 'breaks', 'cursor', 'answer'].forEach(fire);
   };
   const module = await import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })));
-  window.cleanup = module.default.render({ model, el: document.getElementById('view') });
+  const el = document.getElementById('view');
+  window.cleanup = module.default.render({ model, el });
+  window.again = () => {
+    el.replaceChildren(); window.cleanup();
+    window.cleanup = module.default.render({ model, el });
+  };
 }"""
 
 
@@ -564,6 +569,28 @@ def test_frames_pushed_by_python_are_followed_unless_one_looks_back(live):
     page.evaluate("reply => window.receive(reply)", state(view))
     expect(shown).to_have_attribute("data-last", "6")
     at(shown, 3)
+
+
+def test_a_view_that_jupyter_draws_anew_goes_on_where_it_was(live):
+    page, shown, run, _, _ = live()
+    shown.get_by_label("Speed").select_option("100")
+    shown.focus()
+    page.keyboard.press("Space")
+    expect(shown).not_to_have_attribute("data-step", "0")
+    page.keyboard.press("Space")  # the pause keeps a picture: the output is drawn anew
+    expect(shown.get_by_role("button", name="Play")).to_be_visible()
+    step = run.scheduler.step
+    at(shown, step)
+    page.keyboard.press("ArrowLeft")
+    at(shown, step - 1)
+    page.evaluate("window.again()")
+    at(shown, step - 1)
+    expect(shown).to_have_attribute("data-last", str(step))
+    expect(shown).to_be_focused()
+    expect(shown.get_by_label("Speed")).to_have_value("100")
+    page.keyboard.press("ArrowRight")
+    at(shown, step)
+    assert_clean(page)
 
 
 def test_lost_lines_are_asked_for(live):

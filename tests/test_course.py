@@ -10,16 +10,26 @@ from pagedinfer.config import EngineConfig
 from pagedinfer.course import bundled_recording, bundled_texts, check, exercises, hint, reveal
 from pagedinfer.engine.engine import Engine
 from pagedinfer.errors import ConfigError, OutOfBlocks
+from pagedinfer.memory.blocks import BlockManager
+from pagedinfer.memory.ops import BlockOp
 from pagedinfer.session import Session
+from pagedinfer.sim.fork import fork
 from pagedinfer.sim.rerun import rerun
 from pagedinfer.sim.simulated import SimulatedRunner
+from pagedinfer.trace.events import Copy
 
 CAUSE = "r0 needs 1 block, 0 free"
 
 
 def solution(exercise_id):
     """What a learner's notebook holds after running the code that `reveal` shows."""
-    names = {"OutOfBlocks": OutOfBlocks}
+    names = {
+        "OutOfBlocks": OutOfBlocks,
+        "BlockManager": BlockManager,
+        "BlockOp": BlockOp,
+        "Copy": Copy,
+        "fork": fork,
+    }
     exec(exercises()[exercise_id].code, names)
     return names
 
@@ -39,10 +49,21 @@ def session():
         yield session
 
 
+@pytest.fixture(scope="module")
+def stopped():
+    """The run of notebook 07, to its end."""
+    limits = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    session = Session(Engine(EngineConfig(**limits, enable_prefix_caching=False), SimulatedRunner()))
+    for length in (6, 5, 9):
+        session.submit({"prompt_token_ids": list(range(length))}, max_tokens=20, detokenize=False)
+    session.run()
+    return session
+
+
 # -- every exercise passes with what `reveal` shows -------------------------------------------------------------------
 
 
-def test_solutions_pass(session):
+def test_solutions_pass(session, stopped):
     answers = {
         "00.1": lambda s: [s["prediction"]],
         "00.2": lambda s: [s["step"], s["victim"], s["cause"]],
@@ -50,6 +71,14 @@ def test_solutions_pass(session):
         "01.1": lambda s: [s["prediction"], session],
         "01.2": lambda s: [s["slot_mapping"], session],
         "01.3": lambda s: [s["append_token"]],
+        "07.1": lambda s: [s["prediction"], stopped],
+        "07.2": lambda s: [s["lost_again"]],
+        "07.3": lambda s: [s["prediction"], stopped],
+        "07.4": lambda s: [s["smallest_pool"]],
+        "08.1": lambda s: [s["r1"], s["r3"]],
+        "08.2": lambda s: [s["copies"]],
+        "08.3": lambda s: [s["Mended"]],
+        "08.4": lambda s: [s["evict"]],
         **{f"10.{n}": lambda s: [s["cause"], s["steps"], s["change"]] for n in (1, 2, 3, 4)},
         "10.5": lambda s: [s["diagnose"]],
     }
@@ -229,7 +258,8 @@ def test_wrong_tables_are_refused(session, prediction, says):
 def test_each_exercise_has_two_wrong_answers():
     refused = {exercise_id: sum(w[0] == exercise_id for w in WRONG) for exercise_id in exercises()}
     refused["01.1"] = 5
-    refused |= {name: 2 for name in refused if name.startswith("10.")}  # tests/test_detective.py
+    elsewhere = ("07", "08", "10")  # test_what_ifs.py, test_sharing.py, test_detective.py
+    refused |= {name: 2 for name in refused if name[:2] in elsewhere}
     assert min(refused.values()) >= 2
 
 
@@ -275,8 +305,8 @@ def test_misuse_is_a_sentence():
     with pytest.raises(ConfigError, match=r'check\("00.2", step, victim, cause\)'):
         check("00.2", 14)
     for function in (check, hint, reveal):
-        with pytest.raises(ConfigError, match=r"No exercise '07\.9'; there are 00\.1, "):
-            function("07.9")
+        with pytest.raises(ConfigError, match=r"No exercise '09\.9'; there are 00\.1, "):
+            function("09.9")
     with pytest.raises(ConfigError, match="eight_requests"):
         bundled_recording("nine_requests")
 

@@ -24,7 +24,7 @@ def with_change(exercise_id, change):
     return check(exercise_id, cause, steps, change)
 
 
-# -- the recordings -----------------------------------------------------------------------------------------------------
+# -- the recordings ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", INCIDENTS)
@@ -46,7 +46,7 @@ def test_incidents_have_their_symptom_and_no_other(seed):
     assert CASES["10.3"].symptom(INCIDENTS["incident_4"](seed)) == 0
 
 
-# -- cures --------------------------------------------------------------------------------------------------------------
+# -- cures ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_changes_that_do_not_cure_are_refused(exercise_id, change, says):
     assert says in repr(verdict), verdict
 
 
-# -- causes and steps ---------------------------------------------------------------------------------------------------
+# -- causes and steps -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exercise_id", CASES)
@@ -130,7 +130,7 @@ def test_nothing_given_is_no_answer_yet():
     assert exercises()["10.2"].usage == 'check("10.2", cause, steps, change)'
 
 
-# -- detectors ----------------------------------------------------------------------------------------------------------
+# -- detectors --------------------------------------------------------------------------------------------------------
 
 
 def count(recording, kind):

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_sc_02_a_prompt_larger_than_the_pool_blocks_nobody():
     with tiny_llm(num_blocks=8) as llm:
-        with pytest.raises(RequestTooLong, match=r"36 prompt tokens.*9 blocks of 4.*whole pool has 8"):
+        with pytest.raises(RequestTooLong, match=r"its 36 tokens need 9 blocks of 4, the whole pool has 8"):
             llm.engine.add_request([1] * 36, GREEDY)
         grows = llm.engine.add_request([1] * 26, GREEDY)  # the prompt fits, prompt and output do not
         short = llm.engine.add_request([2, 3], GREEDY)
@@ -53,9 +53,11 @@ def test_sc_02_a_prompt_larger_than_the_pool_blocks_nobody():
 
 @pytest.mark.parametrize("after", [1, 2, BLOCK_SIZE, BLOCK_SIZE + 1])
 @pytest.mark.parametrize("budget", [2, 3, 64])
-def test_sc_04_resumed_work_is_judged_by_what_is_missing(after, budget):
+@pytest.mark.parametrize("caching", [False, True])
+def test_sc_04_resumed_work_is_judged_by_what_is_missing(after, budget, caching):
     prompt = ByteTokenizer().encode("Hello")
-    with tiny_llm(max_num_batched_tokens=budget) as llm, Recorder(llm.engine) as recording:
+    options = {"max_num_batched_tokens": budget, "enable_prefix_caching": caching}
+    with tiny_llm(**options) as llm, Recorder(llm.engine) as recording:
         rid = llm.engine.add_request(prompt, GREEDY)
         while llm.engine.request(rid).num_output_tokens < after:
             llm.engine.step()
@@ -63,17 +65,21 @@ def test_sc_04_resumed_work_is_judged_by_what_is_missing(after, budget):
         done = run_bounded(llm.engine, 100)
         assert_same([done[rid]], cold_outputs([prompt], GREEDY))
     # Each forward that reached the last position, and no other, brought exactly one token.
-    computed, known = 0, len(prompt)
+    computed, known, shared = 0, len(prompt), 0
     for event in recording.events:
         if event.kind == "preempt":
             computed = 0
         elif event.kind == "step":
             computed += event.scheduled[rid]
-            reached = computed == known
+        elif event.kind == "share":  # what the cache holds counts as computed
+            computed += event.num_tokens
+            shared += event.num_tokens
         elif event.kind == "commit":
+            reached = computed == known
             assert event.tokens.get(rid, 0) == reached
             known += reached
     assert known == len(prompt) + GREEDY.max_tokens
+    assert bool(shared) == caching
 
 
 @pytest.mark.parametrize("budget", [3, 5, 8, 9, 31])

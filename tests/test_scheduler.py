@@ -372,6 +372,18 @@ def test_an_outgrown_request_that_waits_ends_too():
     assert_no_leak(scheduler)
 
 
+def test_a_swapped_request_that_outgrew_the_pool_ends_too():
+    scheduler = Scheduler(EngineConfig(num_blocks=2, block_size=2, num_host_blocks=2))
+    submit(scheduler, "a", 4, 10)
+    step(scheduler)
+    scheduler.preempt("a", "forced", "swap")
+    plan, updates = step(scheduler)
+    assert plan.exhausted == {"a": "its 5 tokens need 3 blocks of 2, the whole pool has 2"}
+    assert [u.finish_reason for u in updates] == ["length"]
+    assert scheduler.queues.host.num_free == 2
+    assert not scheduler.requests
+
+
 def test_an_end_from_outside_and_an_error_of_one_row():
     scheduler = make()
     for rid in "abc":
@@ -385,6 +397,17 @@ def test_an_end_from_outside_and_an_error_of_one_row():
     assert drain(scheduler) == {"c": ("length", "9 tokens produced")}
 
 
+def test_what_a_failed_row_wrote_is_shared_with_nobody():
+    scheduler = Scheduler(EngineConfig(num_blocks=8, block_size=2))
+    for rid in "ab":
+        submit(scheduler, rid, 5 if rid == "a" else 3, 9)
+    plan = scheduler.schedule(0)
+    scheduler.commit(plan, StepResult({"b": (7,)}, errors={"a": "logits are NaN"}))
+    assert scheduler.snapshot()["cached"] == {"3": [0, 0]}  # b's first block; a's two are not
+    submit(scheduler, "c", 5, 9)
+    assert step(scheduler)[0].scheduled[1].start == 2
+
+
 def test_several_new_tokens_at_once():
     scheduler = make()
     a = submit(scheduler, "a", 2, 5)
@@ -392,6 +415,17 @@ def test_several_new_tokens_at_once():
     scheduler.commit(plan, StepResult({"a": (1, 2, 3)}))
     assert (a.num_tokens, output(a)) == (5, [1, 2, 3])
     assert step(scheduler)[0].scheduled == [work("a", 2, 3, 3, prefill=True, new=(1,))]
+
+
+def test_the_commit_tells_tokens_in_the_order_of_the_plan():
+    scheduler, told = make(), []
+    for rid in "abc":
+        submit(scheduler, rid, 2, 5)
+    scheduler.bus.subscribe(told.append)
+    plan = scheduler.schedule(0)
+    scheduler.commit(plan, StepResult({"c": (1,), "a": (2, 3), "b": (4,)}))
+    (event,) = (event for event in told if event.kind == "commit")
+    assert list(event.tokens.items()) == [("a", 2), ("b", 1), ("c", 1)]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 # %% [markdown]
 # # Sixty seconds inside an engine
 #
-# You will watch an inference engine answer eight questions at once, in a memory that is too small for them, and learn to read its three views.
+# You will watch an inference engine answer eight questions at once, in a memory that is too small for them, and learn to read its view.
 #
 # | | |
 # |:--|:--|
 # | **Time** | 15 minutes |
 # | **You need** | a little Python; no GPU, no download; torch is optional |
-# | **Memory** | 170 MB without torch, 390 MB with it (server and kernel together) |
+# | **Memory** | 180 MB without torch, 390 MB with it (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | none needed: the run is recorded, and greedy |
 #
@@ -34,12 +34,20 @@ recording = bundled_recording("eight_requests")
 EngineView(recording.until(12))
 
 # %% [markdown]
-# **Use it:** drag the slider, or click into the view and press ← and →; `Space` plays. Click a block, or a request, to follow it through all three views.
+# **Sixty seconds.** Do this once, in the running view:
+#
+# 1. Click into it, and press →, ← and `Shift`+→. `Space` plays; a click into the timeline jumps to that step.
+# 2. Click a block. Its request lights up in every pane, and *Details* says what this block is and whose.
+# 3. Click a request in the timeline or the queues: *Details* shows its **block table**, which keeps its blocks in order.
+# 4. Read the last line of a waiting request in *Queues*: it says why it waits.
+# 5. Type `free blocks < 4` into the box *Stop when*, press `Enter`, drag the slider to the beginning, and play: it stops where that comes true, and says why.
 #
 # **Read it:**
 #
 # - **Block map:** every block of the pool, in the place where it lies in memory. Colour, pattern and name say whose it is; the filled part says how many of its 8 slots hold a token. Blocks of one request need not be neighbours.
-# - **Batch timeline:** one row for each request, one column for each **step**. A step is one pass through the model. A request *waits*, then reads its question (*prefill*, many tokens in one step), then writes (*decode*, one token in a step).
+# - **Token budget:** a **step** is one pass through the model, here over 64 tokens at most. The bar shows who got how many of them.
+# - **Queues:** who runs, and how far it is; who waits, and why.
+# - **Batch timeline:** one row for each request, one column for each step. A request *waits*, then reads its question (*prefill*, many tokens in one step), then writes (*decode*, one token in a step).
 # - **Memory:** the token slots of the pool over time. *Live* slots hold a token. *Tail slack* is allocated and still empty: the unfilled ends of last blocks. The rest is *free*. *KV waste* is the share of the allocated slots that holds nothing.
 #
 # And this is who asked what, and what the model answered (40 tokens at most; small models say strange things):
@@ -73,7 +81,7 @@ check("00.1", prediction)
 EngineView(recording, step=12)
 
 # %% [markdown]
-# The views draw what `recording` holds. You can ask it directly, too. Change the number and run the cell again:
+# The view draws what `recording` holds. You can ask it directly, too. Change the number and run the cell again:
 
 # %% check
 look_at = 12
@@ -83,7 +91,7 @@ block_map(recording, step=look_at)
 # %% [markdown]
 # **Exercise 00.2.** Find the *first* preemption of the run. In which step is it? Who is the victim? What is the cause: who needed how many blocks, and how many were free?
 #
-# Write the cause as a sentence, as the view says it.
+# Write the cause as a sentence, as the view says it. (There is a quick way: what would you type into *Stop when*?)
 
 # %% exercise=00.2
 step, victim, cause = ..., ..., ...
@@ -137,7 +145,15 @@ view = session.view()
 view
 
 # %% [markdown]
-# The next cell runs whatever is left, and draws the whole run. Change `num_blocks` or the texts above, run both cells again, and see when preemptions come and go.
+# The box *Stop when* works here, too, and so it does in code: let the engine run until it has to preempt somebody.
+
+# %% check
+print(session.run(until="any preempted"))
+view.refresh()
+block_map(session.recording)
+
+# %% [markdown]
+# The next cell runs whatever is left, and draws the whole run. Change `num_blocks` or the texts above, run the three cells again, and see when preemptions come and go.
 
 # %% check
 session.run()
@@ -177,4 +193,4 @@ export_html(recording, "eight_requests.html", texts=texts, title="Eight requests
 print("Written: eight_requests.html")
 
 # %% [markdown]
-# **You can now** read the three views, say why a request waited or lost its place, and search a recording. **Next:** [01 Block tables](01_block_tables.ipynb): how does a request find its tokens in that patchwork?
+# **You can now** read the engine view, say why a request waited or lost its place, and search a recording. **Next:** [01 Block tables](01_block_tables.ipynb): how does a request find its tokens in that patchwork?

@@ -90,7 +90,7 @@ prediction = ...  # a list of block ids
 #
 # Press → at the last step: the engine runs one more. Go to step 8 (the cell after the view does it, too). Then go back with ← and find the steps in which a block was taken.
 
-# %% check
+# %%
 view = session.view(request="r0")
 view
 

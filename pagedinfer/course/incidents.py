@@ -17,7 +17,7 @@ from pagedinfer.session import Session
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.recording import Recording
 
-__all__ = ["INCIDENTS", "Arrival", "quiet_day", "simulate"]
+__all__ = ["INCIDENTS", "Arrival", "crowd", "quiet_day", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)

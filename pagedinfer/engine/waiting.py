@@ -82,6 +82,11 @@ class WaitingQueue:
                 self._entries[rid] = (request.order_key, arrival, number, request)
             self._rebuild()
 
+    def front(self) -> Request | None:
+        """The request in front; None when nobody waits."""
+        heap = self._front(())
+        return None if heap is None else heap[0][3]
+
     def in_order(self, closed: Container[str] = ()) -> Generator[Request, None, None]:
         """The waiting requests from the front, as long as the caller asks. Those who still wait afterwards stay.
 

@@ -23,11 +23,11 @@ function timelinePane(view) {
   const body = make("div", { class: "pi-plot" }, axis, scroll);
   const bar = (did) => { const svg = make("svg:svg", { width: 24, height: 20, "aria-hidden": "true", class: "pi-c0" }); svg.append(...barOf(view.id, did, 1, 22, 0)); return svg; };
   const tick = () => make("svg:svg", { width: 14, height: 20, "aria-hidden": "true" }, make("svg:path", { class: "pi-tick", d: "M2 10l3 3.5l5 -7" }));
-  const stop = () => make("svg:svg", { width: 14, height: 20, "aria-hidden": "true" }, make("svg:path", { class: "pi-stop", d: "M7 16l-5 -6v-4h10v4z" }));
+  const stop = () => make("svg:svg", { width: 14, height: 20, "aria-hidden": "true" }, make("svg:path", { class: "pi-stop", d: "M7 15l-5 -8h10z" }));
   const key = make("ul", { class: "pi-legend" });
   const explain = (film, marks) => [[bar(WAITING), "waiting"], [bar(PREFILL), "prefill (tokens in the chunk)"], [bar(DECODE), "decode"], [bar(HELD), "running, no tokens"], [bar(PREEMPTED), "preempted, waiting again"],
     ...(film.has("host") ? [[bar(SWAPPED), "swapped out, waiting again"]] : []), [tick(), "finished"], ...(marks.length ? [[stop(), "a condition came true"]] : [])].map(([mark, name]) => make("li", {}, mark, name));
-  const hidden = make("p", { class: "pi-hint", hidden: true }), pane = view.card("timeline", "Batch timeline", head, body, hidden, key);
+  const hidden = make("p", { class: "pi-hint pi-crowd", hidden: true }), hint = scrollHint(view, scroll), pane = view.card("timeline", "Batch timeline", head, body, hint.node, hidden, key);
   let drawn = "", rows = new Map(), scale = null, mark = null, axisMark = null, focused = -1, crowded = false;
 
   const draw = () => {
@@ -55,13 +55,14 @@ function timelinePane(view) {
     set(axis, { width }); set(rowsSvg, { width, height });
     axis.replaceChildren(axisMark = make("svg:rect", { class: "pi-cursor", height: TOP }), make("svg:text", { x: GUTTER - 10, y: 15, class: "pi-end" }, "step"),
       ...scale.ticks.map((s) => make("svg:text", { x: scale.x(s + 0.5), y: 15, class: "pi-mid" }, String(s))),
-      ...marks.filter(([s]) => s >= scale.first && s <= last).map(([s, cause]) => make("svg:path", { class: "pi-stop", "data-stop": s, d: `M${scale.x(s + 0.5)} ${TOP}l-5 -6v-4h10v4z` }, make("svg:title", {}, `stop at step ${s}: ${cause}`))));
+      ...marks.filter(([s]) => s >= scale.first && s <= last).map(([s, cause]) => make("svg:path", { class: "pi-stop", "data-stop": s, d: `M${scale.x(s + 0.5)} ${TOP}l-5 -8h10z` }, make("svg:title", {}, `stop at step ${s}: ${cause}`))));
     rowsSvg.replaceChildren(mark = make("svg:rect", { class: "pi-cursor", height }));
     const notes = new Map();
     for (let s = scale.first; s <= last; s++)
       for (const [kind, lane, text] of film.line(s).e ?? []) notes.set(lane, [...(notes.get(lane) ?? []), [s, kind, film.texts[text]]]);
     rows = new Map(shown.map((lane, i) => [lane.number, rowOf(film, lane, i, last, notes.get(lane.number) ?? [])]));
     rowsSvg.append(...rows.values());
+    hint.look();
     if (!rows.has(focused)) focused = shown[0]?.number ?? -1;
     rows.get(focused)?.setAttribute("tabindex", 0);
   }

@@ -1,13 +1,13 @@
 // The view: one film, one cursor, one selection; panes that draw them. `model` is anywidget's, or the export page's.
-let views = 0, refocus = false;  // refocus: the view that Jupyter is about to draw anew had the keys
+let views = 0, handover = null;  // handover: of a view that Jupyter is about to draw anew: its film, and whether it had the keys
 
 function render({ model, el }) {
-  const abort = new AbortController(), { signal } = abort, film = createFilm();
+  const abort = new AbortController(), { signal } = abort, before = handover?.bytes === model.get("film") ? handover : null, film = before?.film ?? createFilm();
   const root = make("div", { class: "pi-view", tabindex: 0, role: "group", "data-testid": "pi-view", "data-lm-suppress-shortcuts": "true",
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   const view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
   const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, isIdle: false, version: 0 });
-  let ask = 0, timer = 0, wanted = 0, grown = false;  // ask: number of the request the kernel has not answered yet
+  let ask = 0, timer = 0, wanted = 0, grown = false, opening = null;  // ask: number of the request the kernel has not answered yet; opening: the step to show once its line is here
 
   // -- parts ------------------------------------------------------------------------------------------------
   view.card = (name, title, head, ...content) => make("section", { class: `pi-card pi-card-${name}`, "aria-label": title },
@@ -40,13 +40,7 @@ function render({ model, el }) {
   };
 
   // After a click the arrow keys step through time, wherever the click was.
-  view.takeKeys = () => root.focus({ preventScroll: true, focusVisible: false });
-
-  // A button that can do nothing (any more) lets go of the keys.
-  view.disable = (button, off) => {
-    if (off && button === document.activeElement) view.takeKeys();
-    button.disabled = off;
-  };
+  view.takeKeys = () => takeKeys(root);
 
   // -- selection ----------------------------------------------------------------------------------------------
   view.laneOf = (rid) => film.lanes.findLast((lane) => lane.rid === rid && lane.from <= state.frame.step)?.number ?? film.lanes.findLast((lane) => lane.rid === rid)?.number;
@@ -154,7 +148,8 @@ function render({ model, el }) {
     state.version++;
     grown ||= film.last > before;
     if (ask) complain("");
-    const at = following ? film.last : state.frame.step;
+    const at = opening ?? (following ? film.last : state.frame.step);
+    opening = null;
     state.frame = film.frame(clamp(at, film.first, film.last));
     state.pool = poolOf(film, state.frame);
     draw();
@@ -170,7 +165,7 @@ function render({ model, el }) {
       output.style.minHeight = `${output.offsetHeight}px`;
       setTimeout(() => (output.style.minHeight = ""), 2000);
     }
-    refocus = root.contains(document.activeElement);
+    handover = { bytes: model.get("film"), film, hadKeys: root.contains(document.activeElement) };
     request(0, { keep: true });
   }
   root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && event.relatedTarget && !root.contains(event.relatedTarget)) keep(); }, { signal });
@@ -210,18 +205,18 @@ function render({ model, el }) {
     "change:breaks": draw, "change:watching": draw, "change:selected": () => { state.selected = model.get("selected") ?? {}; draw(); } };
   function sync() { state.isLive = !!model.get("live"); controls.draw(); }
   el.append(root);
-  film.add(model.get("film"));
+  if (!before) film.add(model.get("film"));
   const whole = film.add(model.get("tail"));
   state.isLive = !!model.get("live");
   state.selected = model.get("selected") ?? {};
   view.go(model.get("cursor") ?? film.last, false);
-  if (!whole || !film.lines.length) request(0);
+  if (!whole || !film.lines.length) { opening = model.get("cursor"); request(0); }
   for (const [name, act] of Object.entries(on)) model.on(name, act);
   followScheme(root, () => { if (state.pool) for (const pane of panes) pane.repaint?.(); }, signal);
   let seen = root.clientWidth;
   const sizes = new ResizeObserver(() => { if (Math.abs(root.clientWidth - seen) > 4) { seen = root.clientWidth; draw(); } });
   sizes.observe(root);
-  if (refocus) requestAnimationFrame(() => { refocus = false; if (document.activeElement === document.body) view.takeKeys(); });
+  if (before?.hadKeys) requestAnimationFrame(() => { before.hadKeys = false; if (document.activeElement === document.body) view.takeKeys(); });
   return () => {
     abort.abort();
     clearInterval(timer);
