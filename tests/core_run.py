@@ -496,7 +496,8 @@ def difference(ours, theirs):
 
 ACTIONS = {
     "submit": 20, "steps": 20, "schedule": 20, "execute": 4, "commit": 16, "cancel": 8, "fail": 3, "abort": 3,
-    "preempt": 4, "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2, "poison": 4,
+    "preempt": 4, "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2,
+    "poison": 4,
 }  # fmt: skip
 
 

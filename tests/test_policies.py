@@ -1,4 +1,4 @@
-"""Each policy that has a name, on a workload that shows what it does, step by step; and learners' policies that fail."""
+"""Each policy that has a name, on a workload that shows what it does; and learners' policies that fail."""
 
 from collections import Counter
 
@@ -32,7 +32,10 @@ def order_of(order, **config):
         ("fcfs", ["a", "b", "c"]),
         ("priority", ["b", "a", "c"]),  # 0, then the two of 5 by arrival
         ("shortest-prefill", ["b", "c", "a"]),  # 3, 8, 12 tokens
-        ("longest-prefix", ["c", "a", "b"]),  # busy has left c's first block; the others have none and come by arrival
+        (
+            "longest-prefix",
+            ["c", "a", "b"],
+        ),  # busy has left c's first block; the others have none and come by arrival
         ("fair-share", ["c", "a", "b"]),  # x had 10 tokens computed, y none
         ("deadline", ["c", "a", "b"]),  # 20, 30, none
     ],
@@ -183,7 +186,9 @@ def test_when_the_first_of_the_queue_may_come_in():
     At its end each holds 5 blocks (its last token is never computed): two fit, six come in at 2 blocks each.
     """
     assert admission_of("fits-now")[0] == 6
-    assert admission_of("watermark", watermark=0.25)[0] == 4  # 12 blocks less 3 hold four of 2, with one to spare
+    assert (
+        admission_of("watermark", watermark=0.25)[0] == 4
+    )  # 12 blocks less 3 hold four of 2, with one to spare
     assert admission_of("full-reservation")[:2] == (2, 0)
     assert admission_of("expected-length", expected_output_tokens=4)[0] == 4  # 3 blocks each
     assert admission_of("pressure", pressure=0.5)[0] == 3  # half of the pool in use is the end of it
@@ -199,7 +204,9 @@ def test_full_reservation_never_preempts(windows, caching):
         group_windows=windows,
     )  # fmt: skip
     for number in range(12):
-        story.submit(f"r{number}", 3 + 5 * (number % 4), 1 + 4 * (number % 5), tokens=[7] * (3 + 5 * (number % 4)))
+        story.submit(
+            f"r{number}", 3 + 5 * (number % 4), 1 + 4 * (number % 5), tokens=[7] * (3 + 5 * (number % 4))
+        )
     for number in range(6):
         story.submit(f"grows{number}", 4, 13)
     story.run()
@@ -304,7 +311,8 @@ def test_a_learners_policy_that_fails_costs_nothing(method, answer):
     assert errors
     assert {event.where for event in errors} == {f"policy.{method}"}
     assert all(
-        event.what.startswith("MyPolicy: ") and event.what.endswith("; the default decides") for event in errors
+        event.what.startswith("MyPolicy: ") and event.what.endswith("; the default decides")
+        for event in errors
     )
     assert story.steps == plain.steps
     assert story.outputs() == plain.outputs()
@@ -323,7 +331,10 @@ def test_the_error_says_what_came_and_what_is_allowed():
     assert what("preempt_mode", "SWAP") == (
         "MyPolicy: preempt_mode() answered 'SWAP'; it must be 'recompute' or 'swap'; the default decides"
     )
-    assert what("chunk", {"a": 10**9}) == "MyPolicy: chunk() gave a 1000000000 tokens; it has 9 to compute; the default decides"
+    assert (
+        what("chunk", {"a": 10**9})
+        == "MyPolicy: chunk() gave a 1000000000 tokens; it has 9 to compute; the default decides"
+    )
     assert what("admit", True) == (
         "MyPolicy: admit() answered True; None says yes, a sentence says why not; the default decides"
     )

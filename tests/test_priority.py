@@ -89,7 +89,9 @@ def test_a_prefill_that_is_promised_blocks_is_reckoned_with():
     story.submit("talks", 28, 2, priority=INTERACTIVE)
     story.submit("low", 4, 8, priority=BACKGROUND)
     story.step()
-    story.submit("high", 13, 2, priority=INTERACTIVE)  # 4 blocks; 8 are free, of which talks gets 6, and low has 1
+    story.submit(
+        "high", 13, 2, priority=INTERACTIVE
+    )  # 4 blocks; 8 are free, of which talks gets 6, and low has 1
     for _ in range(5):
         plan = story.step()
         assert plan.preempted == []
@@ -215,7 +217,9 @@ def test_a_full_queue_refuses_by_type_and_takes_the_next_one_when_there_is_room(
     with Recorder(engine) as recording:
         for _ in range(2):
             engine.add_request([1, 2], SamplingParams(max_tokens=2))
-        with pytest.raises(QueueFull, match=r"Request 'r2': 2 requests wait and max_num_waiting=2; try again later"):
+        with pytest.raises(
+            QueueFull, match=r"Request 'r2': 2 requests wait and max_num_waiting=2; try again later"
+        ):
             engine.add_request([1, 2])
         engine.step()
         engine.add_request([1, 2], SamplingParams(max_tokens=2))
@@ -289,7 +293,9 @@ def test_a_tenant_at_its_limit_of_requests_blocks_nobody_else():
     story.submit("y", 2, 6, tenant="y")
     plan = story.step()
     assert story.steps[-1] == {"x0": 2, "x1": 2, "y": 2}
-    assert plan.reasons == {"x2": "tenant 'x' has 2 running, tenant_max_running=2"}  # the others stand behind it
+    assert plan.reasons == {
+        "x2": "tenant 'x' has 2 running, tenant_max_running=2"
+    }  # the others stand behind it
     story.run()
     assert all(sum(rid.startswith("x") for rid in scheduled) <= 2 for scheduled in story.steps)
     assert story.first_steps() == ["x0", "x1", "y", "x2", "x3"]
