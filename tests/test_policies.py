@@ -1,4 +1,4 @@
-"""Each policy that has a name, on a workload that shows what it does; and learners' policies that fail."""
+"""Each named policy, on a workload that shows what it does, step by step; and learners' policies that fail."""
 
 from collections import Counter
 

@@ -141,10 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = self.requests[parent]
         if known.num_prompt_tokens > self.num_blocks * self.config.block_size:
             return  # the pool has shrunk: it is refused
-        twin = Request(
-            rid, known.num_prompt_tokens, known.max_tokens, token_ids=list(known.token_ids), seed=known.seed
-        )
-        twin.priority = known.priority
+        twin = known.fork(rid, seed=known.seed)
         self.scheduler.fork(parent, twin, 0.0)
         self.requests[rid] = twin
         self.num_changes += 1
@@ -166,7 +163,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset_the_cache(self):
-        idle = self.scheduler.blocks.pool.num_unused == self.num_blocks and not self.open
+        used = self.scheduler.blocks.pool.num_unused < self.num_blocks or self.scheduler.queues.swapped
+        idle = not used and not self.open
         assert self.scheduler.reset_prefix_cache() == idle
         if idle:
             self.shadow.poison()

@@ -51,8 +51,9 @@ def test_a_decode_step_does_not_cost_more_in_a_larger_pool(caching):
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"order": "priority"}, {"order": "priority", "aging": 2.0}, {"order": "shortest-prefill"}, {"order": "deadline"},
-     {"chunking": "prefill-first"}, {"chunking": "equal-progress"}, {"admission": "full-reservation"},
+    [{}, {"order": "priority"}, {"order": "priority", "aging": 2.0}, {"order": "shortest-prefill"},
+     {"order": "deadline"}, {"chunking": "prefill-first"}, {"chunking": "equal-progress"},
+     {"admission": "full-reservation"},
      {"num_host_blocks": 50, "preempt_mode": "swap"}, {"tenant_max_running": 2}, {"tenant_max_blocks": 10**6}],
     ids=str,
 )  # fmt: skip

@@ -287,7 +287,7 @@ class Scheduler:
                     drafts={rid: len(guess) for rid, guess in (drafts or {}).items() if guess},
                 )
                 self.bus.emit(event)
-            updates = self.committer.book(plan, result, drafts or {}, key_ids or {}, event)
+            updates = self.committer.book(plan, result, ends, drafts or {}, key_ids or {}, event)
             for update in updates:
                 request, rid = update.request, update.request.request_id
                 if rid in ends or request.num_tokens - request.num_prompt_tokens >= request.max_tokens:

@@ -51,9 +51,8 @@ def usage(state: State) -> dict[str, int | float]:
 def slots_in(state: State) -> Slots:
     """Where the allocated token slots of a state are."""
     size, windowed = state.block_size, any(state.config.get("group_windows", ()))
-    logical = num_open = num_begun = live = shared = (
-        0  # open blocks are not full; begun ones of them hold a token
-    )
+    # Open blocks are not full; those of them with a token are begun. `live` counts the tokens in them.
+    logical = num_open = num_begun = live = shared = 0
     ends: dict[int, list[int]] = {}  # open block -> tokens in it, for each table
     for rid in state.holders:
         request = state.requests[rid]
@@ -69,9 +68,8 @@ def slots_in(state: State) -> Slots:
                 num_open += len(table) - num_full
                 num_begun += rest > 0
                 live += rest
-    logical -= sum(
-        ends.pop(-1, ())
-    )  # in the middle of a step's events a table may be longer than what is computed
+    # In the middle of a step's events a table may be longer than what is computed.
+    logical -= sum(ends.pop(-1, ()))
     num_shared_full = state.num_shared
     for block_id, fills in ends.items():
         holders, fill = state.ref_counts[block_id], max(fills)

@@ -319,8 +319,15 @@ class Camera:
         if self.state.last.cancelled:
             return CANCELLED
         reasons = self.state.last.reasons
-        ahead = next((rid for rid in self.state.waiting if rid in reasons), None) if reasons else None
-        return f"behind {ahead} in the queue" if ahead is not None else ""
+        if not reasons:
+            return ""
+        for queue, place in (
+            (self.state.waiting, "in the queue"),
+            (self.state.swapped, "among those swapped out"),
+        ):
+            if (ahead := next((rid for rid in queue if rid in reasons), None)) is not None:
+                return f"behind {ahead} {place}"
+        return ""
 
 
 def queue_change(old: list[int], new: list[int]) -> list[Any]:
