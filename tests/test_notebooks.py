@@ -53,7 +53,7 @@ def plain(cell):
 
 
 def test_there_are_notebooks():
-    assert [source.name[:2] for source in build.sources()] == ["00", "01", "07", "10"]
+    assert [source.name[:2] for source in build.sources()] == ["00", "01", "02", "07", "08", "10"]
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {source.stem for source in build.sources()}
 
 
@@ -176,6 +176,10 @@ def test_nb_08_pytest_really_compares_pictures(tmp_path):
 # -- without a kernel: the cells as one script ------------------------------------------------------------------------
 
 
+def source_of(number):
+    return next(source for source in build.sources() if source.name.startswith(number))
+
+
 def run_cells(source, tmp_path, *, solved, before="", setup=True, **environment):
     """Run the code cells as a script, each check's verdict printed. Returns what it printed."""
     cells = ["".join(cell["source"]) for cell in code_cells(build.build(source, solved=solved))]
@@ -201,11 +205,10 @@ def test_notebook_00_runs_without_torch(tmp_path, missing):
     assert (tmp_path / "eight_requests.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(("number", "exercises"), [("07", 4), ("10", 5)])
+@pytest.mark.parametrize(("number", "exercises"), [("02", 4), ("07", 4), ("08", 4), ("10", 5)])
 def test_notebooks_without_a_model_need_no_torch(tmp_path, number, exercises):
-    source = next(s for s in build.sources() if s.name.startswith(number))
     before = "import sys\nsys.modules['torch'] = sys.modules['numpy'] = None\n"
-    out = run_cells(source, tmp_path, solved=True, before=before)
+    out = run_cells(source_of(number), tmp_path, solved=True, before=before)
     assert out.count("✓") == exercises
     assert "torch is missing" not in out
 

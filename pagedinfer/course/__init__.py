@@ -9,12 +9,22 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pagedinfer.course.bundled import bundled_recording, bundled_texts
+from pagedinfer.course.bundled import bundled_prompts, bundled_recording, bundled_texts
 from pagedinfer.course.cards import Card, Verdict
 from pagedinfer.course.exercise import Exercise
 from pagedinfer.errors import ConfigError
 
-__all__ = ["Card", "Verdict", "bundled_recording", "bundled_texts", "check", "exercises", "hint", "reveal"]
+__all__ = [
+    "Card",
+    "Verdict",
+    "bundled_prompts",
+    "bundled_recording",
+    "bundled_texts",
+    "check",
+    "exercises",
+    "hint",
+    "reveal",
+]
 
 _hints_given: dict[str, int] = {}
 
@@ -22,9 +32,9 @@ _hints_given: dict[str, int] = {}
 @cache
 def exercises() -> dict[str, Exercise]:
     """Every exercise by id, in the notebooks' order."""
-    from pagedinfer.course import block_tables, detective, sixty_seconds, what_ifs
+    from pagedinfer.course import block_tables, detective, reserving, sharing, sixty_seconds, what_ifs
 
-    modules = (sixty_seconds, block_tables, what_ifs, detective)
+    modules = (sixty_seconds, block_tables, reserving, what_ifs, sharing, detective)
     return {exercise.id: exercise for module in modules for exercise in module.EXERCISES}
 
 

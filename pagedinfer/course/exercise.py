@@ -76,7 +76,7 @@ class Exercise:
             raise ConfigError(f"{error}: call it as {self.usage}.") from None
         heading = f"{self.id} {self.title}"
         try:
-            blank = [name for name, value in bound.arguments.items() if value is ...]
+            blank = [name for name, value in bound.arguments.items() if _is_blank(value)]
             if blank:
                 raise NotStarted(f"Replace the ... of {', '.join(blank)}.")
             line = self.judge(*map(plain, answers), **{name: plain(value) for name, value in named.items()})
@@ -132,6 +132,10 @@ def shown(value: Any) -> str:
     except (Exception, SystemExit) as error:
         text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     return _clip(text, 60)
+
+
+def _is_blank(value: Any) -> bool:
+    return value is ... or (type(value) in (list, tuple) and any(part is ... for part in value))
 
 
 def _clip(text: str, most: int = MAX_LINE) -> str:
