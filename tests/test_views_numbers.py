@@ -1,6 +1,7 @@
 """Every number that a view shows, beside the engine's own while it ran: random runs, read back from the pictures."""
 
 import copy
+import itertools
 import random
 import re
 import xml.etree.ElementTree as ET
@@ -25,6 +26,7 @@ from pagedinfer.views import (
     memory_svg,
     picture_svg,
     queues_svg,
+    timeline_svg,
 )
 from pagedinfer.views.film import film_of
 from pagedinfer.views.static_view import StaticView
@@ -153,6 +155,14 @@ def test_budget(run):
             assert (tuple(map(int, found.groups())) if found else (0, 0)) == (sum(part), len(part))
 
 
+def test_timeline(run):
+    shown = texts(timeline_svg(run.recording.until(20)))
+    for rid in run.facts[19].requests:
+        row = itertools.takewhile(str.isdigit, shown[shown.index(rid) + 1 :])
+        chunks = [fact.plan[rid] for fact in run.facts[:20] if rid in fact.plan]
+        assert list(row) == [str(n) for n, is_prefill in chunks if is_prefill]
+
+
 def test_memory(run):
     slots = SIZE * run.num_blocks
     for fact in steps_of(run):
@@ -173,7 +183,8 @@ def test_memory(run):
         for name, value in expected.items():
             found = re.search(rf"(\d+) {name}", words)
             assert int(found[1] if found else 0) == value, (name, words)
-        waste = 100 * (1 - live / (SIZE * len(fills))) if fills else 0
+        allocated = SIZE * len(fills) + idle  # as defined in trace.usage
+        waste = 100 * (1 - live / allocated) if allocated else 0
         assert float(re.search(r"waste ([\d.]+) %", words)[1]) == pytest.approx(waste, abs=0.051)
         hosted = sum(map(len, fact.host_tables.values()))
         assert (f"{hosted} block" in words) == bool(hosted)
@@ -247,7 +258,7 @@ def test_latency_and_batch(run):
             assert f"TTFT {at[0] - came[rid]} " in line
             assert f"E2E {at[-1] - came[rid]};" in line
     assert sorted(latency.values("TTFT")) == sorted(at[0] - came[rid] for rid, at in steps.items())
-    gaps = [b - a for at in steps.values() for a, b in zip(at, at[1:], strict=False)]
+    gaps = [b - a for at in steps.values() for a, b in itertools.pairwise(at)]
     assert sorted(latency.values("ITL")) == sorted(gaps)
 
     busy = sum(len(fact.plan) for fact in run.facts)
