@@ -49,7 +49,17 @@ def watched(seed, **fixed):
 
     class Noting(SimulatedRunner):
         def execute(self, plan):
-            plans.append({item.request_id: (item.num_tokens, item.is_prefill) for item in plan.scheduled})
+            # A prompt's last token alone counts as prefill here; the engine handles it like a decode.
+            known = engine.scheduler.requests
+            plans.append(
+                {
+                    i.request_id: (
+                        i.num_tokens,
+                        i.is_prefill or i.start < known[i.request_id].num_prompt_tokens,
+                    )
+                    for i in plan.scheduled
+                }
+            )
             return super().execute(plan)
 
     engine.runner = Noting()
