@@ -43,7 +43,7 @@ def long_run(num_blocks, steps, seats=64, seed=1):
                 params = SamplingParams(
                     max_tokens=chance.randint(400, 2000), ignore_eos=True, detokenize=False
                 )
-                engine.add_request([number] * chance.randint(100, 1500), params)
+                engine.add_request([number % 256, number // 256] * chance.randint(50, 750), params)
             engine.step()
     return recording
 
