@@ -461,7 +461,7 @@ HOST = """async ({ source, values, film }) => {
   };
   window.receive = (reply) => {
     Object.assign(values, reply, { tail: bytes(reply.tail) });
-    ['tail', 'breaks', 'cursor', 'answer'].forEach(fire);
+    ['cursor', 'tail', 'breaks', 'answer'].forEach(fire);  // the cursor first, as in JupyterLab
   };
   const module = await import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })));
   const el = document.getElementById('view');

@@ -333,3 +333,21 @@ def test_a_subscriber_may_read_a_view_while_two_threads_step():
 def test_a_frame_rate_that_is_none_is_refused(simulated_run, rate):
     with pytest.raises(ConfigError, match=r"frames_per_second=.*: it must be a number above 0"):
         EngineView(simulated_run().recording, frames_per_second=rate)
+
+
+def test_what_the_page_tells_is_taken_in_at_once_and_nothing_else(live):
+    run, view = live
+    told = {
+        "cursor": 0,
+        "selected": {"request": "R1"},
+        "ask": {"id": 5, "steps": 2, "have": 0},
+        "title": "theirs",
+    }
+    view._handle_custom_msg({"state": told}, [])
+    assert run.scheduler.step == 2
+    assert view.selected == {"request": "R1"}
+    assert (view.answer["id"], view.cursor) == (5, 2)
+    assert view.title != "theirs"
+    for other in ("text", {}, {"kind": "anywidget-command"}, {"state": 3}):
+        view._handle_custom_msg(other, [])
+    assert run.scheduler.step == 2
