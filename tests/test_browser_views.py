@@ -452,7 +452,8 @@ HOST = """async ({ source, values, film }) => {
   const fire = (name) => (listeners['change:' + name] ?? []).forEach((act) => act());
   const model = {
     get: (name) => values[name], set(name, value) { values[name] = value; },
-    on(event, act) { (listeners[event] ??= []).push(act); }, off() {},
+    on(event, act) { (listeners[event] ??= []).push(act); },
+    off(event, act) { listeners[event] = (listeners[event] ?? []).filter((other) => other !== act); },
     async send({ state }) {
       if (!('ask' in state)) return;
       const reply = await window.kernel(values.ask, values.cursor);
