@@ -86,12 +86,14 @@ WRONG = """() => {
       .map((t) => [t.textContent, t.getBoundingClientRect()]).filter(([, b]) => b.width);
     for (const [words, b] of said) if (b.left < -1 || b.right > room + 1) bad.push(`cut: ${words}`);
     said.forEach(([a, p], i) => said.slice(i + 1).forEach(([b, q]) => {
-      const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left), tall = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const tall = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
       if (wide > 2 && tall > 5) bad.push(`${a} over ${b}`);
     }));
   }
   for (const t of document.querySelectorAll(".pi-view :is(h3, .pi-sub, .pi-say, dt, dd, button, output, li, p)"))
-    if (t.scrollWidth > t.clientWidth + 1 && t.clientWidth > 1 && getComputedStyle(t).display !== "inline") bad.push(`cut: ${t.textContent}`);
+    if (t.scrollWidth > t.clientWidth + 1 && t.clientWidth > 1 && getComputedStyle(t).display !== "inline")
+      bad.push(`cut: ${t.textContent}`);
   return bad;
 }"""
 

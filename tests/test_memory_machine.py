@@ -25,8 +25,18 @@ from pagedinfer.memory.prefix import PINNED
 from pagedinfer.testing import unused_blocks
 from pagedinfer.trace.bus import EventBus
 
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-RIDS = st.sampled_from("abcdef")
+STEMS = ([0] * 12, [0] * 5 + [1] * 7, [1] * 12)
+TOKENS = st.builds(lambda stem, number: stem[:number], st.sampled_from(STEMS), st.integers(1, 12))
+WISHES = st.lists(
+    st.tuples(
+        st.integers(0, 6),
+        st.integers(4, 12),
+        st.sampled_from([0, 50, 90, PINNED]),
+        st.sampled_from([-1, 1, 3]),
+    ),
+    max_size=2,
+)
+RIDS = "abcdef"
 
 
 class Twin:
@@ -44,7 +54,7 @@ class Twin:
 class MemoryMachine(RuleBasedStateMachine):
     """Requests come, share, fork, grow, publish and go; plans are made and taken back; the pool changes its size."""
 
-    @initialize(num_blocks=st.integers(1, 9), size=st.integers(1, 3))
+    @initialize(num_blocks=st.integers(3, 9), size=st.integers(1, 3))
     def start(self, num_blocks, size):
         self.blocks, self.size = BlockManager(num_blocks, size, EventBus()), size
         self.table = KeyTable()
@@ -128,10 +138,15 @@ class MemoryMachine(RuleBasedStateMachine):
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    @rule(rid=RIDS, tokens=TOKENS, chunk=st.integers(1, 12), refused=st.sampled_from([False] * 5 + [True]))
-    def admit(self, rid, tokens, chunk, refused):
-        if rid in self.live:
-            return
+    @precondition(lambda self: len(self.live) < len(RIDS))
+    @rule(tokens=TOKENS)
+    def admit_whole(self, tokens):
+        self.admit(tokens, len(tokens), False)
+
+    @precondition(lambda self: len(self.live) < len(RIDS))
+    @rule(tokens=TOKENS, chunk=st.integers(1, 12), refused=st.booleans())
+    def admit(self, tokens, chunk, refused):
+        rid = next(rid for rid in RIDS if rid not in self.live)
         twin = Twin(tokens)
         self.extend_keys(twin, len(tokens))
         found, before = self.found(tokens), self.blocks.snapshot()
@@ -172,11 +187,12 @@ class MemoryMachine(RuleBasedStateMachine):
             self.allocate(rid, end, refused)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), rid=RIDS, last=st.integers(2, 3))
-    def fork(self, data, rid, last):
+    @rule(data=st.data(), last=st.integers(2, 3))
+    def fork(self, data, last):
         parent = data.draw(st.sampled_from(sorted(self.live)))
         written = self.live[parent].written
-        if rid in self.live or not written:
+        rid = next((rid for rid in RIDS if rid not in self.live), None)
+        if rid is None or not written:
             return
         shared = data.draw(st.integers(1, written))
         twin = self.live[parent].copy()
@@ -190,24 +206,13 @@ class MemoryMachine(RuleBasedStateMachine):
             self.blocks.free(rid, "preempt")
 
     @precondition(lambda self: self.live and not self.planning)
-    @rule(
-        data=st.data(),
-        wishes=st.lists(
-            st.tuples(
-                st.integers(0, 8),
-                st.integers(1, 12),
-                st.sampled_from([0, 50, 90, PINNED]),
-                st.sampled_from([-1, 1, 3]),
-            ),
-            max_size=2,
-        ),
-        is_first=st.booleans(),
-    )
+    @rule(data=st.data(), wishes=WISHES, is_first=st.booleans())
     def publish(self, data, wishes, is_first):
-        rid = data.draw(st.sampled_from(sorted(self.live)))
-        twin = self.live[rid]
+        self.publish_one(data.draw(st.sampled_from(sorted(self.live))), wishes, is_first)
+
+    def publish_one(self, rid, wishes, is_first):
+        twin, before = self.live[rid], self.blocks.snapshot()
         self.extend_keys(twin, len(twin.tokens))
-        before = self.blocks.snapshot()
         retain = [(a, b, p, until if until < 0 else self.now + until) for a, b, p, until in wishes]
         self.blocks.publish(rid, twin.keys, twin.written, retain, is_first=is_first)
         after = self.blocks.snapshot()
@@ -241,7 +246,7 @@ class MemoryMachine(RuleBasedStateMachine):
         if not keep:
             del self.live[rid]
 
-    @precondition(lambda self: self.live)
+    @precondition(lambda self: len(self.live) > 2 or (self.live and self.planning))
     @rule(data=st.data())
     def free(self, data):
         rid = data.draw(st.sampled_from(sorted(self.live)))
@@ -263,12 +268,14 @@ class MemoryMachine(RuleBasedStateMachine):
         self.blocks.journal = Journal()
 
     @precondition(lambda self: self.planning)
-    @rule(cancelled=st.booleans())
-    def end_a_plan(self, cancelled):
+    @rule(cancelled=st.booleans(), wishes=WISHES)
+    def end_a_plan(self, cancelled, wishes=()):
         journal, self.blocks.journal = self.blocks.journal, None
         overwritten = self.blocks.take_overwritten()
         (snapshot, live, slots, now), self.saved = self.saved, None
         if not cancelled:
+            for rid in self.live:
+                self.publish_one(rid, wishes, True)
             return
         journal.undo()
         assert self.blocks.snapshot() == snapshot, "cancelled, the plan left something behind"
@@ -278,9 +285,18 @@ class MemoryMachine(RuleBasedStateMachine):
 
     # -- time, size, and the cache as a whole ---------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 2.0]))
-    def expire(self, seconds):
-        self.now += seconds
+    @rule(what=st.sampled_from([*"eeee", *"rrrr", "p", "p", "c"]), number=st.integers(1, 10))
+    def keep_house(self, what, number):
+        """Expire, resize, release pins, or clear the cache: seldom, so that there is something to lose."""
+        if what == "e":
+            self.expire()
+        elif what == "p":
+            self.release_pins()
+        elif not self.planning:
+            self.resize(number) if what == "r" else self.reset()
+
+    def expire(self):
+        self.now += 1.0
         before = self.blocks.snapshot()
         ended = {b for b, (_, until) in before["retained"].items() if 0 <= until <= self.now}
         self.blocks.expire(self.now)
@@ -290,7 +306,6 @@ class MemoryMachine(RuleBasedStateMachine):
         idle = [b for blocks in after["idle"].values() for b in blocks]
         assert sorted(idle) == sorted(b for blocks in before["idle"].values() for b in blocks)
 
-    @rule()
     def release_pins(self):
         before = self.blocks.snapshot()
         pinned = [b for b, (priority, _) in before["retained"].items() if priority == PINNED]
@@ -302,8 +317,6 @@ class MemoryMachine(RuleBasedStateMachine):
             "chains lost their order"
         )
 
-    @precondition(lambda self: not self.planning)
-    @rule(num_blocks=st.integers(1, 10))
     def resize(self, num_blocks):
         before = self.blocks.snapshot()
         held = len(before["ref_counts"])
@@ -321,8 +334,6 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.blocks.num_blocks == num_blocks
         self.slots = {slot: content for slot, content in self.slots.items() if slot[0] < num_blocks}
 
-    @precondition(lambda self: not self.planning)
-    @rule()
     def reset(self):
         before = self.blocks.snapshot()
         assert self.blocks.reset_prefix_cache("told to") == (not before["ref_counts"])
@@ -363,7 +374,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [(120, 40), pytest.param(600, 60, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("examples", "steps"), [(200, 50), pytest.param(2000, 80, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_random_calls(examples, steps):
     run_state_machine_as_test(

@@ -353,7 +353,8 @@ def test_why_requests_wait_is_told_as_the_state_tells_it(simulated_run):
     film, behind = Film(recording), 0
     for state in recording.states():
         frame, last = film.frame(state.step), state.last
-        ahead = next((rid for rid in state.waiting if rid in last.reasons), None)
+        named = last.reasons.keys() | last.preempted
+        ahead = next((rid for rid in state.waiting if rid in named), None)
         for lane, row in frame.rows.items():
             rid = film.lanes[lane].rid
             if rid in last.scheduled:
@@ -372,8 +373,9 @@ def test_those_behind_a_swapped_request_wait_with_a_reason():
     recording = busy_run(num_blocks=32, watermark=0.0, num_host_blocks=12, preempt_mode="cheaper")
     film, behind = Film(recording), 0
     for state in recording.states():
-        first = next((rid for rid in state.swapped if rid in state.last.reasons), None)
-        if first and not any(rid in state.last.reasons for rid in state.waiting):
+        named = state.last.reasons.keys() | state.last.preempted
+        first = next((rid for rid in state.swapped if rid in named), None)
+        if first and not any(rid in named for rid in state.waiting):
             rows = film.frame(state.step).rows
             whys = [rows[film.lane(rid)].why for rid in (*state.waiting, *state.swapped)]
             behind += whys.count(f"behind {first} among those swapped out")

@@ -318,14 +318,14 @@ class Camera:
         """Why those in the queue wait that have no reason of their own: one sentence for all, however many."""
         if self.state.last.cancelled:
             return CANCELLED
-        reasons = self.state.last.reasons
-        if not reasons:
+        named = self.state.last.reasons.keys() | self.state.last.preempted
+        if not named:
             return ""
         for queue, place in (
             (self.state.waiting, "in the queue"),
             (self.state.swapped, "among those swapped out"),
         ):
-            if (ahead := next((rid for rid in queue if rid in reasons), None)) is not None:
+            if (ahead := next((rid for rid in queue if rid in named), None)) is not None:
                 return f"behind {ahead} {place}"
         return ""
 

@@ -31,10 +31,10 @@ function queuesPane(view) {
     const part = (queue, name, ...content) => make("div", { class: "pi-queue" }, make("h4", {}, `${name}: ${queue.length}`), ...content, ...more(queue));
     const listed = (queue, name) => part(queue, name, make("ul", { class: "pi-waiting" }, ...queue.slice(0, MOST_LISTED).map((lane) =>
       make("li", {}, chipOf(view, lane, row(lane).status === "preempted" ? "preempted" : ""), make("span", { class: "pi-why" }, row(lane).why)))));
-    parts.push(part(frame.running, "Running",
+    parts.push(make("div", { class: "pi-queue-row" }, part(frame.running, "Running",
       make("div", { class: "pi-chips" }, ...running.map((lane) => chipOf(view, lane, row(lane).scheduled ? `+${row(lane).scheduled}` : ""))),
       ...running.filter((lane) => row(lane).why).map((lane) => make("p", { class: "pi-why" }, make("b", {}, film.lanes[lane].rid), ` ${row(lane).why}`))),
-      listed(frame.waiting, "Waiting"), ...(frame.swapped.length ? [listed(frame.swapped, "Swapped out")] : []));
+      listed(frame.waiting, "Waiting"), ...(frame.swapped.length ? [listed(frame.swapped, "Swapped out")] : [])));
     const focused = list.contains(document.activeElement) ? document.activeElement.dataset.request : null, top = list.scrollTop;
     list.replaceChildren(...parts);
     list.scrollTop = top;
