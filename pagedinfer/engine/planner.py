@@ -47,9 +47,9 @@ class Planner:
         self._blocks.expire(self._scheduler.now)
         self._queues.waiting.refresh()
         front, running = self._queues.waiting.front(), self._queues.running
-        if front is not None and running and front.priority < running[-1].priority:
+        if front is not None and running and front.priority < (lowest := running[-1].priority):
             self._schedule_running(opened, least=front.priority)
-            self._admit_waiting(opened, set(), above=running[-1].priority)
+            self._admit_waiting(opened, set(), above=lowest)
         if self._guard.policy.waiting_first:
             self._schedule_waiting(opened)
             self._schedule_running(opened)
