@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pagedinfer.config import EngineConfig, SamplingParams, StructuredOutputsParams
+from pagedinfer.config import BeamSearchParams, EngineConfig, SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from pagedinfer.engine.engine import Engine
@@ -48,6 +48,7 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "Engine",
     "EngineConfig",

@@ -46,10 +46,11 @@ def _main(arguments: list[str]) -> int:
     )
     demo.add_argument("--html", default="demo.html", help="where to write the page (demo.html)")
     _add_export(commands)
+    _add_waste(commands)
     commands.add_parser("models", help="list, fetch or find model files", add_help=False)
     options = parser.parse_args(arguments)
     try:
-        return _export(options) if options.command == "export" else _demo(options)
+        return {"demo": _demo, "export": _export, "waste": _waste}[options.command](options)
     except PagedInferError as error:
         print(f"pagedinfer: {error}", file=sys.stderr)
         return 1
@@ -111,4 +112,46 @@ def _export(options: argparse.Namespace) -> int:
     recording = load_files(*options.input)
     export_file(recording, target, step=options.step, request=options.request, table=options.table)
     print(f"{target}: {target.stat().st_size:,} bytes, {recording!r}")
+    return 0
+
+
+def _add_waste(commands: Any) -> None:
+    waste = commands.add_parser(
+        "waste",
+        help="what KV memory holds when it is scarce: a trace through every allocator",
+        description="Runs a trace's requests through the scheduler, without a model, once per way to give memory out.",
+    )
+    waste.add_argument(
+        "--trace", type=Path, help="an Azure (.csv) or Mooncake (.jsonl) trace (500 bundled requests)"
+    )
+    waste.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
+    waste.add_argument(
+        "--seconds-per-step", type=float, default=0.1, help="time of the trace in a step (0.1)"
+    )
+    for name in ("num-blocks", "block-size", "max-model-len"):
+        waste.add_argument(f"--{name}", type=int, metavar="N", help="as in EngineConfig")
+
+
+def _waste(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from pagedinfer.checks import check_int
+    from pagedinfer.sim.waste import EXCERPT, WASTE_CONFIG, waste_table
+    from pagedinfer.trace.workload import read_workload
+
+    if options.requests is not None:
+        check_int("--requests", options.requests, 1)
+    names = ("num_blocks", "block_size", "max_model_len")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    config, path = replace(WASTE_CONFIG, **given), options.trace or EXCERPT
+    requests = read_workload(path, limit=options.requests)
+    table = waste_table(requests, config, seconds_per_step=options.seconds_per_step)
+    longer = sum(r.num_prompt_tokens + r.num_output_tokens > config.max_model_len for r in requests)
+    print(
+        f"{path.name}, {len(requests):,} requests; {longer:,} of more than {config.max_model_len:,} tokens "
+        f"(max_model_len) left out; a step is {options.seconds_per_step:g} s of the trace.\n"
+        f"{config.num_blocks:,} blocks of {config.block_size} slots: tokens, reserved, tail_slack and free are shares "
+        "of them, mean over the\nsteps in which requests wait for memory."
+    )
+    print(table)
     return 0

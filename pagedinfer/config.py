@@ -7,9 +7,9 @@ from typing import Any
 
 from pagedinfer.checks import check_flags, check_int, check_real
 from pagedinfer.errors import ConfigError
-from pagedinfer.sampling_params import SamplingParams, StructuredOutputsParams, TokenMask
+from pagedinfer.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, TokenMask
 
-__all__ = ["EngineConfig", "SamplingParams", "StructuredOutputsParams", "TokenMask"]
+__all__ = ["BeamSearchParams", "EngineConfig", "SamplingParams", "StructuredOutputsParams", "TokenMask"]
 
 MAX_BLOCK_SIZE = 512
 

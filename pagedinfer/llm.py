@@ -13,7 +13,8 @@ from typing import Any
 
 from pagedinfer.arguments import is_single, no_progress, one_each, progress, refuse_unsupported
 from pagedinfer.async_engine import AsyncEngine
-from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.config import BeamSearchParams, EngineConfig, SamplingParams
+from pagedinfer.engine.beam_search import BeamSearchOutput, beam_search
 from pagedinfer.engine.completion import complete, refused
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
@@ -166,6 +167,22 @@ class LLM:
         single = is_single(prompts)
         listed: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item, arg-type]
         return self._complete(listed, sampling_params, single=single, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of prompts, `beam_width` of each, best first; one output each, in order.
+
+        Beams are forked requests: they share the blocks of what they have in common.
+
+        Raises:
+            RequestError: a single prompt cannot be used. In a list the others go on, and the bad one's output has
+                `error` and no sequences.
+            ConfigError: not `BeamSearchParams`, or more beams than `max_num_seqs`.
+        """
+        single = is_single(prompts)
+        listed: list[Prompt] = [prompts] if single else list(prompts)  # type: ignore[list-item, arg-type]
+        return beam_search(self.engine, listed, params, single=single, decode=self.tokenizer.decode)
 
     def chat(
         self,

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from pagedinfer.checks import MAX_FLOAT, check_flags, check_int, check_real
 from pagedinfer.errors import ConfigError
 
-__all__ = ["LogitsProcessor", "SamplingParams", "StructuredOutputsParams", "TokenMask"]
+__all__ = ["BeamSearchParams", "LogitsProcessor", "SamplingParams", "StructuredOutputsParams", "TokenMask"]
 
 MAX_OUTPUTS = 16_384
 """The most outputs of one prompt: each is a request of its own from the start (vLLM has the same bound for n)."""
@@ -284,6 +284,34 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether earlier tokens change the logits."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BeamSearchParams:
+    """How a beam search goes, with vLLM's names.
+
+    Attributes:
+        beam_width: sequences kept after each token, and returned.
+        max_tokens: the most output tokens of a sequence.
+        ignore_eos: end ids are tokens like others.
+        length_penalty: a sequence's score is the sum of its log-probabilities divided by its number of output tokens
+            to this power: above 0 long ones gain, 0 compares sums.
+    """
+
+    beam_width: int
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_int("beam_width", self.beam_width, 1, MAX_OUTPUTS)
+        check_int("max_tokens", self.max_tokens, 1)
+        check_flags(self, "ignore_eos")
+        check_real("length_penalty", self.length_penalty, -MAX_FLOAT)
+
+    def score(self, cum_logprob: float, num_output_tokens: int) -> float:
+        """What sequences are compared by; the highest is the best."""
+        return cum_logprob / float(num_output_tokens**self.length_penalty)
 
 
 def _as_tuple(name: str, value: object, kind: type = object) -> tuple[Any, ...]:

@@ -210,12 +210,7 @@ class Run:
         unused = [other for other in IDS if other not in self.live]
         if rid not in self.live or not unused or self.open:
             return
-        parent = self.live[rid]
-        twin = Request(
-            unused[0], parent.num_prompt_tokens, parent.max_tokens, parent.params,
-            list(parent.token_ids), parent.priority, parent.seed,
-        )  # fmt: skip
-        twin.tenant, twin.salt = parent.tenant, parent.salt
+        twin = self.live[rid].fork(unused[0], seed=self.live[rid].seed)
         try:
             self.scheduler.fork(rid, twin, self.now)
         except (QueueFull, RequestTooLong):
@@ -250,7 +245,8 @@ class Run:
     def reset_cache(self):
         held = self.scheduler.snapshot()["ref_counts"]
         if self.scheduler.reset_prefix_cache():
-            assert not held and not self.open
+            assert not held
+            assert not self.open
             self.num_changes += 1
 
     def resize(self, num_blocks):
@@ -499,8 +495,9 @@ def difference(ours, theirs):
 
 
 ACTIONS = {
-    "submit": 20, "steps": 20, "schedule": 20, "execute": 4, "commit": 16, "cancel": 8, "fail": 3, "abort": 3, "preempt": 4,
-    "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2, "poison": 4,
+    "submit": 20, "steps": 20, "schedule": 20, "execute": 4, "commit": 16, "cancel": 8, "fail": 3, "abort": 3,
+    "preempt": 4, "refuse": 3, "wait": 6, "fork": 3, "twice": 1, "reset_cache": 2, "resize": 2, "compact": 2,
+    "poison": 4,
 }  # fmt: skip
 
 

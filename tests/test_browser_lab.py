@@ -1,4 +1,4 @@
-"""One smoke test in JupyterLab: a notebook is opened and run, and its live view advances while requests are open."""
+"""Notebooks in a real JupyterLab: opened, run, driven by keys and clicks, saved, and read where no script runs."""
 
 import json
 import os
@@ -19,7 +19,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 for package in ("jupyterlab", "ipykernel", "anywidget"):
     pytest.importorskip(package, reason=f"{package} is not installed (extra: test)")
 
-# A live engine over simulated tokens. A notebook with another engine needs the same two names: `view`, `unfinished`.
+# A live engine over simulated tokens.
 SIMULATED = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -28,7 +28,6 @@ from pagedinfer.views import EngineView
 
 run = SimulatedRun(seed=2, requests=30, num_blocks=32)
 view = EngineView(run.recording, run.advance)
-unfinished = lambda: run.unfinished
 """
 
 # The real thing: a model, its engine, and the view that a session gives.
@@ -39,11 +38,11 @@ llm = pagedinfer.LLM("tiny", num_blocks=40, block_size=4)
 session = pagedinfer.Session(llm)
 for number in range(6):
     session.submit(f"request number {number}", temperature=0.0, max_tokens=50, ignore_eos=True)
-view, run, unfinished = session.view(), llm.engine, llm.engine.has_unfinished
+view = session.view()
 """
 
 
-def notebook(code):
+def notebook(*cells):
     cells = [
         {
             "cell_type": "code",
@@ -53,7 +52,7 @@ def notebook(code):
             "outputs": [],
             "execution_count": None,
         }
-        for i, source in enumerate((code, "view"))
+        for i, source in enumerate(cells)
     ]
     spec = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": spec, "cells": cells})
@@ -122,11 +121,11 @@ IN_KERNEL = """async (code) => {
   await future.done; return said.trim(); }"""
 
 
-def run_notebook(page, lab, code):
-    """Open a notebook with this code in a workspace of its own, run it all, and return the view."""
+def run_notebook(page, lab, *cells):
+    """Open a notebook of these cells in a workspace of its own, run it all, and return the view."""
     address, root = lab
     name = f"n{uuid.uuid4().hex[:8]}"
-    (root / f"{name}.ipynb").write_text(notebook(code))
+    (root / f"{name}.ipynb").write_text(notebook(*cells))
     page.goto(f"{address}/doc/workspaces/{name}/tree/{name}.ipynb")
     page.wait_for_function(IDLE, timeout=90_000)
     done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
@@ -140,12 +139,10 @@ def step_of(view):
     return int(view.get_attribute("data-step"))
 
 
-@pytest.mark.parametrize("code", [SIMULATED, REAL], ids=["simulated", "real"])
-def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, artifacts, code):
-    if code is REAL:
-        pytest.importorskip("torch", reason="torch is not installed (extra: engine)")
+def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, artifacts):
+    pytest.importorskip("torch", reason="torch is not installed (extra: engine)")
     page = new_page(height=1500)
-    view = run_notebook(page, lab, code)
+    view = run_notebook(page, lab, REAL, "view")
     expect(view).to_have_attribute("data-step", "0")
 
     view.focus()
@@ -166,7 +163,7 @@ def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, art
     view.get_by_label("Speed").select_option("10")
     view.get_by_role("button", name="Play").click()
     page.wait_for_function("v => +v.dataset.step >= 20", arg=view.element_handle())
-    assert page.evaluate(IN_KERNEL, "print(unfinished())") == "True"
+    assert page.evaluate(IN_KERNEL, "print(llm.engine.has_unfinished())") == "True"
     view.get_by_role("button", name="Pause").click()
     expect(view.get_by_role("button", name="Play")).to_be_visible()
 
@@ -174,7 +171,7 @@ def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, art
     expect(view.locator(".pi-rows .is-linked")).to_have_count(1)
     rid = view.locator(".pi-rows .is-linked").get_attribute("data-request")
     page.wait_for_function(IDLE)
-    kernel = page.evaluate(IN_KERNEL, "print(view.cursor, view.selected, run.scheduler.step)").split(" ", 1)
+    kernel = page.evaluate(IN_KERNEL, "print(view.cursor, view.selected, llm.engine.scheduler.step)").split(" ", 1)
     assert kernel == [str(step_of(view)), f"{{'request': '{rid}'}} {step_of(view)}"]
 
     page.evaluate(IN_KERNEL, "view.step(3)")
@@ -201,7 +198,7 @@ def saved_view(page, lab):
 
 def test_the_saved_notebook_shows_the_last_picture(lab, new_page, artifacts):
     page = new_page(height=1500)
-    view = run_notebook(page, lab, SIMULATED)
+    view = run_notebook(page, lab, SIMULATED, "view")
     assert "step 0:" in saved_view(page, lab)["text/plain"][0]
 
     view.focus()  # the browser drives: the picture is kept when the keys go elsewhere, or at a pause
@@ -241,23 +238,55 @@ def test_the_saved_notebook_shows_the_last_picture(lab, new_page, artifacts):
     assert not page.errors, page.errors[:5]
 
 
-BREAKING = """
+# -- the whole way: run all, look, stop, compare, save, and the file on a viewer without scripts -----------------------
+
+WHOLE = """
 import pagedinfer
 from pagedinfer.config import EngineConfig
+from pagedinfer.course import bundled_recording
 from pagedinfer.engine.engine import Engine
+from pagedinfer.sim.fork import fork
 from pagedinfer.sim.simulated import SimulatedRunner
+from pagedinfer.views import RunComparison
 
-engine = Engine(EngineConfig(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=16), SimulatedRunner())
+engine = Engine(EngineConfig(num_blocks=20, block_size=4, max_num_seqs=4, max_num_batched_tokens=16), SimulatedRunner())
 session = pagedinfer.Session(engine)
 for number in range(8):
     session.submit([number] * 9, max_tokens=30, detokenize=False, ignore_eos=True)
 view = session.view()
+recorded = bundled_recording()
+compared = RunComparison(recorded, fork(recorded, 6, max_num_seqs=2))
 """
 
 
-def test_a_breakpoint_typed_into_the_box_stops_the_engine(lab, new_page, artifacts):
-    page = new_page(height=1500)
-    view = run_notebook(page, lab, BREAKING)
+def test_from_run_all_to_the_saved_file_without_scripts(lab, new_page, artifacts):
+    page = new_page(height=1700)
+    view = run_notebook(page, lab, WHOLE, "view", "compared")
+    expect(view).to_have_attribute("data-step", "0")
+    view.focus()
+    for key, step in (("Shift+ArrowRight", 10), ("ArrowLeft", 9), ("ArrowLeft", 8), ("ArrowRight", 9)):
+        page.keyboard.press(key)
+        expect(view).to_have_attribute("data-step", str(step))
+
+    block = view.locator("[data-block][data-owner='r1']").first
+    block.click()
+    for pane in (".pi-rows", ".pi-queues", ".pi-budget"):
+        expect(view.locator(f"{pane} .is-linked")).to_have_attribute("data-request", "r1")
+    mine = view.locator(".pi-grid .is-linked").evaluate_all("nodes => nodes.map(n => n.dataset.block)")
+    state = "session.recording.at(9).requests['r1']"
+    assert page.evaluate(IN_KERNEL, f"print(*sorted({state}.block_table))") == " ".join(mine)
+    expect(view.locator(".pi-details tbody tr")).to_have_count(len(mine))
+
+    _stop_at_a_breakpoint(page, view)
+    view.screenshot(path=artifacts / "lab-breakpoint.png")
+    _compare(page)
+    page.screenshot(path=artifacts / "lab-compared.png")
+    assert not page.external, page.external[:5]
+    assert not page.errors, page.errors[:5]
+    _read_without_scripts(page, lab, new_page, artifacts)
+
+
+def _stop_at_a_breakpoint(page, view):
     box = view.get_by_label("Stop when", exact=True)
     box.fill("any preempted twice over")
     box.press("Enter")
@@ -269,15 +298,62 @@ def test_a_breakpoint_typed_into_the_box_stops_the_engine(lab, new_page, artifac
     view.get_by_role("button", name="Play").click()
     expect(view.locator(".pi-notice")).to_contain_text("Stop at step", timeout=20_000)
     page.wait_for_function(IDLE)
-    told = page.evaluate(IN_KERNEL, "print(session.stops[0].step, engine.has_unfinished())").split()
-    expect(view).to_have_attribute("data-step", told[0])
-    assert told[1] == "True"
+    said = "print(session.stops[0].step, engine.has_unfinished(), session.stops[0].cause)"
+    step, unfinished, cause = page.evaluate(IN_KERNEL, said).split(" ", 2)
+    expect(view).to_have_attribute("data-step", step)
+    assert unfinished == "True"
+    expect(view.locator(".pi-notice")).to_have_text(f"Stop at step {step}: {cause}")
     expect(view.locator(".pi-note-preempted")).to_have_count(1)
-    view.screenshot(path=artifacts / "lab-breakpoint.png")
+    expect(view.locator(".pi-axis [data-stop]")).to_have_attribute("data-stop", step)
     page.evaluate(IN_KERNEL, "await session.play()")  # goes on to the next stop
     expect(view.locator(".pi-axis [data-stop]")).to_have_count(2)
-    assert not page.external, page.external[:5]
-    assert not page.errors, page.errors[:5]
+
+
+def _compare(page):
+    sheet = page.get_by_test_id("pi-sheet")
+    parted = page.evaluate(IN_KERNEL, "print(compared.divergence[0])")
+    expect(sheet).to_have_attribute("data-step", parted)
+    expect(sheet.locator(".pi-picture")).to_contain_text(f"part at step {parted}")
+    sheet.focus()
+    page.keyboard.press("Shift+ArrowRight")
+    words = page.evaluate(IN_KERNEL, f"print(compared.sheet({parted} + 10, 920).words)")
+    expect(sheet.locator(".pi-say")).to_have_text(words)
+    assert "blocks and" in words, "the runs differ there"
+
+
+def _read_without_scripts(page, lab, new_page, artifacts):
+    """The file as it was saved, on a viewer that runs no scripts: pictures of now, or the text where it has none."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    name = page.evaluate(SAVED)
+    saved = json.loads((lab[1] / name).read_text())
+    assert not saved["metadata"].get("widgets"), "no widget state in the file"
+    assert (lab[1] / name).stat().st_size < 300_000
+    step = page.evaluate(IN_KERNEL, "print(session.recording.last_step)")
+    data = [cell["outputs"][0]["data"] for cell in saved["cells"][1:]]
+    assert f"step {step}:" in data[0]["text/plain"][0], "the picture is of the newest step"
+    viewer = new_page(java_script_enabled=False)
+    exporter, path = HTMLExporter(mathjax_url="", require_js_url=""), lab[1] / "saved.html"
+    for shown in ("image/svg+xml", "image/png", "text/plain"):
+        path.write_text(exporter.from_notebook_node(nbformat.reads(json.dumps(saved), as_version=4))[0])
+        viewer.goto(path.as_uri())
+        outputs = viewer.locator(".jp-OutputArea-output")
+        expect(outputs).to_have_count(2)
+        if shown == "text/plain":
+            expect(outputs.first).to_contain_text(f"step {step}:")
+            expect(outputs.last).to_contain_text("they part at step")
+            continue
+        for image in outputs.locator("img").all():
+            box = image.bounding_box()
+            assert min(box["width"], box["height"]) > 40, shown
+            assert image.evaluate("node => node.complete && node.naturalWidth > 40"), f"{shown} is broken"
+            assert shown in image.get_attribute("src")
+        assert outputs.locator("img").count() == 2
+        viewer.screenshot(path=artifacts / f"saved-{shown.split('/')[1][:3]}.png", full_page=True)
+        for part in data:
+            del part[shown]  # as a viewer that cannot show it
+    assert not viewer.external
 
 
 def _check_accessibility(page):
@@ -293,7 +369,7 @@ def _check_accessibility(page):
 
 def test_labs_dark_theme_and_an_async_run(lab, new_page, artifacts):
     page = new_page(height=1500)
-    view = run_notebook(page, lab, SIMULATED)
+    view = run_notebook(page, lab, SIMULATED, "view")
     page.evaluate(
         "() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })"
     )

@@ -62,7 +62,7 @@ def share_and_move(scheduler, contiguous):
     step(drafts={"a": [-1] * 4})  # none of them will come true
     step()
     step()  # 11 tokens are written: the last block is half full
-    scheduler.fork("a", Request("b", 9, 6, token_ids=list(scheduler.requests["a"].token_ids)), scheduler.step)
+    scheduler.fork("a", scheduler.requests["a"].fork("b"), scheduler.step)
     submit("c", list(range(9)), 3)
     step()
     scheduler.preempt("a", "forced", "swap")

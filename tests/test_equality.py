@@ -79,6 +79,8 @@ def look(recording):
     for event in recording.events:
         if event.kind == "preempt":
             computed[event.rid] = chunks[event.rid] = 0
+        if event.kind == "share":  # what the cache holds is computed
+            computed[event.rid] = computed.get(event.rid, 0) + event.num_tokens
         if event.kind != "step":
             continue
         prefills = {rid for rid in event.scheduled if computed.get(rid, 0) < lengths[rid]}

@@ -585,7 +585,10 @@ def test_llm_writes_what_transformers_writes(case, built):
     folder, model, _ = built(case)
     byte_tokenizer(folder)
     prompts = [prompt(seed, length) for seed, length in ((0, 30), (1, 3), (2, 17), (3, 1))]
-    with LLM(str(folder), dtype="float32", num_blocks=24, block_size=4, max_num_batched_tokens=16) as llm:
+    num_blocks = 9 if case == "mixtral" else 24  # all its layers have a window, which lets go of blocks
+    with LLM(
+        str(folder), dtype="float32", num_blocks=num_blocks, block_size=4, max_num_batched_tokens=16
+    ) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
         preempted = llm.engine.metrics()["num_preemptions"]
     assert preempted > 0

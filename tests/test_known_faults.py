@@ -27,13 +27,9 @@ FAULTS = {
 notebooks, server."""
 
 NOT_YET = {
-    "SC-12": "there are no priorities yet: the engine refuses any but 0",
     "QL-02": "nothing is quantized by us yet; packed files are decoded when they are read",
     "QL-04": "nothing is quantized by us yet",
     "QL-14": "keys and values are not quantized yet",
-    "OF-02": "nothing is offloaded yet",
-    "OF-04": "there is no swap pool yet",
-    "OF-06": "nothing is offloaded yet",
     "OF-08": "nothing is offloaded yet",
     "TR-02": "there are no Triton kernels yet",
     "TR-06": "there are no Triton kernels yet; torch indexes with 64 bits",

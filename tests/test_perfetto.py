@@ -190,7 +190,7 @@ def test_the_random_runs_meet_what_they_are_for(simulated_run):
     ("options", "phase"),
     [
         ({"num_host_blocks": 64, "preempt_mode": "swap"}, "swapped"),
-        ({"allocator": "buddy", "num_blocks": 16}, "preempted"),
+        ({"allocator": "grow-by-move", "num_blocks": 16}, "preempted"),
         ({"enable_prefix_caching": False}, "preempted"),
     ],
 )

@@ -122,8 +122,7 @@ def test_a_swapped_request_keeps_what_it_computed_and_comes_back_elsewhere(queue
     queues.preempt(a, "swap", "forced")
     assert (a.status, a.num_computed_tokens, queues.host_tables) == (Status.SWAPPED, 3, {"a": (0,)})
     assert (order(queues), queues.swapped) == (("cd", "b"), [a])
-    blocks.allocate("a", 3)
-    queues.swap_in(a)
+    queues.swap_in(a, blocks.restore("a", 3, 8))
     assert (order(queues), queues.swapped, queues.host_tables) == (("cd", "ab"), [], {})
     assert blocks.table("a") == [2]
     assert blocks.take_ops() == [BlockOp("swap_out", ((0, 0),)), BlockOp("swap_in", ((0, 2),))]

@@ -397,6 +397,17 @@ def test_an_end_from_outside_and_an_error_of_one_row():
     assert drain(scheduler) == {"c": ("length", "9 tokens produced")}
 
 
+def test_what_a_failed_row_wrote_is_shared_with_nobody():
+    scheduler = Scheduler(EngineConfig(num_blocks=8, block_size=2))
+    for rid in "ab":
+        submit(scheduler, rid, 5 if rid == "a" else 3, 9)
+    plan = scheduler.schedule(0)
+    scheduler.commit(plan, StepResult({"b": (7,)}, errors={"a": "logits are NaN"}))
+    assert scheduler.snapshot()["cached"] == {"3": [0, 0]}  # b's first block; a's two are not
+    submit(scheduler, "c", 5, 9)
+    assert step(scheduler)[0].scheduled[1].start == 2
+
+
 def test_several_new_tokens_at_once():
     scheduler = make()
     a = submit(scheduler, "a", 2, 5)

@@ -1,4 +1,6 @@
-"""Random traffic through the scheduler, every call in any order, beside three independent witnesses.
+"""Random traffic through the plain scheduler (first come, first served, nothing shared), beside three witnesses.
+
+Every call in any order. `test_core_machine` does the same with everything switched on, and says less about each plan.
 
 - Slots: what each token slot of the pool holds. A plan that would read a slot that was never written for that request
   and position, or write past its table, is caught here (the shadow model of the paging literature). Where requests
@@ -12,6 +14,7 @@ import random
 from collections import Counter
 
 import pytest
+from core_run import Witness
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,9 +35,8 @@ from pagedinfer.memory.prefix import PINNED
 from pagedinfer.sim.rerun import rerun
 from pagedinfer.sim.shadow import ShadowMemory
 from pagedinfer.sim.simulated import SimulatedRunner
-from pagedinfer.trace.events import SCHEMA, Meta, Step
 from pagedinfer.trace.recording import Recording
-from pagedinfer.trace.replay import State, fold
+from pagedinfer.trace.replay import fold
 
 MAX_OPEN_PLANS = 3
 IDS = ["a", "b", "c", "d", "e", "f"]
@@ -139,10 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = self.requests[parent]
         if known.num_prompt_tokens > self.num_blocks * self.config.block_size:
             return  # the pool has shrunk: it is refused
-        twin = Request(
-            rid, known.num_prompt_tokens, known.max_tokens, token_ids=list(known.token_ids), seed=known.seed
-        )
-        twin.priority = known.priority
+        twin = known.fork(rid, seed=known.seed)
         self.scheduler.fork(parent, twin, 0.0)
         self.requests[rid] = twin
         self.num_changes += 1
@@ -164,7 +163,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset_the_cache(self):
-        idle = self.scheduler.blocks.pool.num_unused == self.num_blocks and not self.open
+        used = self.scheduler.blocks.pool.num_unused < self.num_blocks or self.scheduler.queues.swapped
+        idle = not used and not self.open
         assert self.scheduler.reset_prefix_cache() == idle
         if idle:
             self.shadow.poison()
@@ -382,35 +382,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.close_oldest(self.runner.execute(self.open[0][0]), {})
             self.all_is_well()
         assert not self.requests, f"not done after {bound} steps: {scheduler.snapshot()}"
-
-
-class Witness:
-    """A subscriber that records, folds, and remembers which events were there when each step ended."""
-
-    def __init__(self, config):
-        meta = Meta(SCHEMA, config.to_dict())
-        meta.step = 0
-        self.recording, self.state = Recording(), State()
-        self.ends = {}  # step -> number of events before the next step's plan
-        self.last_step = 0
-        self(meta)
-
-    def __call__(self, event):
-        if isinstance(event, Step):
-            if event.i - 1 not in self.ends or event.i > self.last_step:
-                self.ends[event.i - 1] = len(self.recording)
-            self.ends = {step: end for step, end in self.ends.items() if step < event.i}
-            self.last_step = event.i
-        self.recording.add(event)
-        self.state.apply(event)
-
-    def check_every_step(self):
-        """`at(k)`, backwards, equals the fold of everything up to the end of step k."""
-        self.ends[self.last_step] = len(self.recording)
-        assert self.recording.last_step == self.last_step
-        for step in sorted(self.ends, reverse=True):
-            there = fold(self.recording.events[: self.ends[step]])
-            assert self.recording.at(step).snapshot() == there.snapshot()
 
 
 def run(examples, steps):

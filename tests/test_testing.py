@@ -108,7 +108,7 @@ def test_leak_sees_what_is_left():
     with pytest.raises(AssertionError, match="block_tables is not empty"):
         assert_no_leak(sound)
     lost = engine()
-    lost.scheduler.blocks._free.pop_front()
+    lost.scheduler.blocks.pool._free.pop_front()
     with pytest.raises(AssertionError, match="missing from the free list"):
         assert_no_leak(lost)
 
@@ -118,7 +118,7 @@ def test_map_sees_wrong_counts():
     broken.add_request([1] * 6)
     broken.step()
     check_map(broken)
-    broken.scheduler.blocks._ref_counts[0] += 1
+    broken.scheduler.blocks.pool._ref_counts[0] += 1
     with pytest.raises(AssertionError, match="ref count"):
         check_map(broken)
 

@@ -9,8 +9,8 @@ from pagedinfer.engine.request import Request, Status
 from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.memory.contiguous import STRATEGIES
 from pagedinfer.sim.simulated import SimulatedRunner
-from pagedinfer.trace.events import SCHEMA, Keyframe, Meta
-from pagedinfer.trace.measures import external_fragmentation, free_extents, slots_of
+from pagedinfer.trace.events import SCHEMA, Alloc, Keyframe, Meta, Slide, Step, Submit
+from pagedinfer.trace.measures import Slots, external_fragmentation, free_extents, slots_of
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
 from pagedinfer.trace.tables import USAGE
@@ -76,8 +76,7 @@ class Traffic:
         running = [r for r in scheduler.running if r.status == Status.RUNNING]
         if running and draw.random() < 0.3 and scheduler.blocks.can_share:
             parent = draw.choice(running)
-            twin = Request(f"{parent.request_id}+{self.count}", parent.num_prompt_tokens, parent.max_tokens)
-            twin.token_ids = list(parent.token_ids)
+            twin = parent.fork(f"{parent.request_id}+{self.count}")
             scheduler.fork(parent.request_id, twin, scheduler.step)
         if running and draw.random() < 0.1:
             mode = "swap" if self.config.num_host_blocks else "recompute"
@@ -180,3 +179,20 @@ class Unwalkable:
 
     def __iter__(self):
         raise AssertionError("walked through")
+
+
+def test_a_table_that_is_ahead_of_its_tokens():
+    """Blocks at its end may be empty, and a window may have left one that is not full: in the middle of a step."""
+    events = [
+        Meta(SCHEMA, {"num_blocks": 8, "block_size": 4, "group_windows": [5], "allocator": "paged"}),
+        Submit("a", 9, 9, 0, 0.0),
+        Step(1, 0.0, 16, {"a": 6}, {}),
+        Alloc("a", 0, 0, (0, 1, 2, 3)),
+    ]
+    state = State()
+    for event in events:
+        state.apply(event)
+        check(state)
+    assert slots_in(state) == Slots(live=6, tail_slack=2, reserved=8, logical=6)
+    state.apply(Slide("a", 0, 0, (0, 1)))
+    assert check(state) == Slots(reserved=8)

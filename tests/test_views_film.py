@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import pytest
+from busy_runs import busy_run
 from simulated_runs import randomly
 
 from pagedinfer.config import EngineConfig
@@ -352,7 +353,8 @@ def test_why_requests_wait_is_told_as_the_state_tells_it(simulated_run):
     film, behind = Film(recording), 0
     for state in recording.states():
         frame, last = film.frame(state.step), state.last
-        ahead = next((rid for rid in state.waiting if rid in last.reasons), None)
+        named = last.reasons.keys() | last.preempted
+        ahead = next((rid for rid in state.waiting if rid in named), None)
         for lane, row in frame.rows.items():
             rid = film.lanes[lane].rid
             if rid in last.scheduled:
@@ -364,6 +366,20 @@ def test_why_requests_wait_is_told_as_the_state_tells_it(simulated_run):
             elif ahead and rid in state.waiting and row.why != "came after this step was planned":
                 assert row.why == f"behind {ahead} in the queue"
                 behind += 1
+    assert behind
+
+
+def test_those_behind_a_swapped_request_wait_with_a_reason():
+    recording = busy_run(num_blocks=32, watermark=0.0, num_host_blocks=12, preempt_mode="cheaper")
+    film, behind = Film(recording), 0
+    for state in recording.states():
+        named = state.last.reasons.keys() | state.last.preempted
+        first = next((rid for rid in state.swapped if rid in named), None)
+        if first and not any(rid in named for rid in state.waiting):
+            rows = film.frame(state.step).rows
+            whys = [rows[film.lane(rid)].why for rid in (*state.waiting, *state.swapped)]
+            behind += whys.count(f"behind {first} among those swapped out")
+            assert "" not in whys
     assert behind
 
 

@@ -158,7 +158,7 @@ def test_retention_moves_and_resets():
     made.finish("A", 4, 5, 2).add(ev.Evict((4,), "needed"))
     text = PrefixTree(made.recording).text()
     assert "block 5: tokens 0 to 3, hits 0, last used in step 1, idle, what came before it is gone" in text
-    assert "evicted: blocks 4: needed" in text
+    assert "evicted: block 4: needed" in text
     made.add(ev.Reset((5,), "asked for"))
     assert "Nothing is cached at this step." in PrefixTree(made.recording).svg()
 

@@ -40,7 +40,7 @@ EngineView(recording.until(12))
 # 2. Click a block. Its request lights up in every pane, and *Details* says what this block is and whose.
 # 3. Click a request in the timeline or the queues: *Details* shows its **block table**, which keeps its blocks in order.
 # 4. Read the last line of a waiting request in *Queues*: it says why it waits.
-# 5. Type `free blocks < 4` into the box *Stop when*, press `Enter`, go to the beginning (`Home`), and play: it stops there and says why.
+# 5. Type `free blocks < 4` into the box *Stop when*, press `Enter`, drag the slider to the beginning, and play: it stops where that comes true, and says why.
 #
 # **Read it:**
 #

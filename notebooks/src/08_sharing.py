@@ -246,7 +246,9 @@ lru
 hits = {event.rid: event.n for event in lru.recording.events if event.kind == "hit"}
 for row in list(lru.recording.requests.rows())[:12]:
     prompt, found = row["prompt_tokens"], hits[row["request"]]
-    print(f"{row['request']:3} {'document' if prompt > 72 else 'chat':8} {prompt:3} tokens, {found:2} in the cache")
+    print(
+        f"{row['request']:3} {'document' if prompt > 72 else 'chat':8} {prompt:3} tokens, {found:2} in the cache"
+    )
 
 # %% check
 PrefixTree(lru.recording, step=48)

@@ -165,8 +165,8 @@ EXERCISES = (
         title="The first preemption",
         judge=judge_first_preemption,
         hints=(
-            "The timeline marks a preemption in the victim's row. Take the leftmost mark; or type `any preempted` into the "
-            "box Stop when, go to the beginning, and play.",
+            "The timeline marks a preemption in the victim's row. Take the leftmost mark; or type `any preempted` into "
+            "the box Stop when, go to the beginning, and play.",
             "Put the slider on that step. The line of text under the slider says who was preempted, and why.",
             'recording.step_events(step) lists what happened in a step; the event of kind "preempt" has `rid`, the '
             "victim, and `why`, the cause.",

@@ -40,6 +40,7 @@ class Committer:
     """Enters results into a scheduler's books, for `Scheduler.commit`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._requests = scheduler.requests
         self._blocks = scheduler.blocks
         self._keys = scheduler.keys
@@ -50,6 +51,7 @@ class Committer:
         self,
         plan: StepPlan,
         result: StepResult,
+        ends: Ends,
         drafts: Mapping[str, Sequence[int]],
         key_ids: Mapping[str, Sequence[int]],
         event: ev.Commit | None,
@@ -66,10 +68,15 @@ class Committer:
                 request.append(new)
                 if drafts:
                     request.draft_token_ids = drafts.get(rid, ())
-            if self._caches and written >= request.publish_at:
+            if self._caches and written >= request.publish_at and not self._has_failed(rid, ends):
                 self._publish(request, written, key_ids.get(rid, ()), event)
             updates.append(Update(request, new))
         return updates
+
+    def _has_failed(self, rid: str, ends: Ends) -> bool:
+        """Whether the request ends for an error, in this plan or an older one: who knows what it wrote."""
+        reason, _ = ends.get(rid) or self._scheduler.ending.get(rid, ("", ""))
+        return reason == "error"
 
     def _publish(
         self, request: Request, written: int, key_ids: Sequence[int], event: ev.Commit | None

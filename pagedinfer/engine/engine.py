@@ -52,6 +52,7 @@ class Engine(PoolControl):
         bus: events; subscribe here, or use `Recorder(engine)`.
         scheduler: queues and block manager, to look at.
         runner: what computes.
+        eos_token_ids: ids that end an output.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Engine(PoolControl):
         self.scheduler = Scheduler(config, self.bus, policy, make_memory)
         self._tokenizer = tokenizer
         own = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._eos_token_ids = tuple(sorted({*own, *eos_token_ids}))
+        self.eos_token_ids = tuple(sorted({*own, *eos_token_ids}))
         self._seed = seed
         self._clock = clock
         self._info = dict(info or {})
@@ -159,7 +160,7 @@ class Engine(PoolControl):
 
     def _make_requests(self, request_id: str, token_ids: list[int], params: SamplingParams) -> list[Request]:
         """The request, or its children when it has several outputs."""
-        eos = () if params.ignore_eos else self._eos_token_ids
+        eos = () if params.ignore_eos else self.eos_token_ids
         if params.structured_outputs is not None and not eos:
             raise ConfigError("structured_outputs need an end-of-sequence id and this model has none.")
         whole = Request(

@@ -122,7 +122,7 @@ class SchedulerView:
 
     def shortage(self, request: RequestView, spare: int = 0) -> str | None:
         """Why a waiting request cannot come in leaving `spare` blocks free; None when it can."""
-        return self._scheduler.planner.shortage(request._request, spare)
+        return self._scheduler.planner.sharing.shortage(request._request, spare)
 
     def num_cached_tokens(self, request: RequestView) -> int:
         """Tokens of a waiting request that the prefix cache holds now."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pagedinfer.engine.open_plan import OpenPlan
 from pagedinfer.engine.plan import ScheduledRequest
 from pagedinfer.engine.request import Request, Status
+from pagedinfer.engine.sharing import Sharing
 from pagedinfer.errors import OutOfBlocks
-from pagedinfer.trace import events as ev
 
 if TYPE_CHECKING:
     from pagedinfer.engine.scheduler import Scheduler
@@ -20,7 +20,11 @@ __all__ = ["Planner"]
 
 
 class Planner:
-    """Fills plans for a scheduler, whose state it changes; each change is journaled."""
+    """Fills plans for a scheduler, whose state it changes; each change is journaled.
+
+    Attributes:
+        sharing: gives a request that comes in what it shares with others.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -29,6 +33,7 @@ class Planner:
         self._admission = scheduler.admission
         self._guard = scheduler.guard
         self._plan: OpenPlan | None = None
+        self.sharing = Sharing(scheduler)
         self._tables = scheduler.blocks.tables
         self._is_grouped = len(scheduler.config.group_windows) > 1
 
@@ -161,7 +166,8 @@ class Planner:
                 continue
             if not self._admit_waiting(opened, closed, above=request.priority):
                 return
-            if request.request_id in opened.plan.preempted:
+            if (rid := request.request_id) in opened.plan.preempted:
+                opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} gave way in this step"
                 return
             if why := self._admission.why_never(request):
                 self._exhaust(opened, request, why)
@@ -184,10 +190,11 @@ class Planner:
                 if rid in self._scheduler.ending:
                     continue
                 if rid in opened.plan.preempted:
+                    opened.plan.reasons[rid] = self._why_closed(opened) or f"{rid} gave way in this step"
                     return False
                 if why := self._admission.why_never(request):
                     self._exhaust(opened, request, why)
-                elif why := self._why_no_fork(opened, request):
+                elif why := self.sharing.why_not_yet(opened, request):
                     opened.plan.reasons[rid] = why
                 elif why := self._admission.why_skipped(request):
                     opened.plan.reasons[rid] = why
@@ -236,13 +243,6 @@ class Planner:
             return None
         return f"{', '.join(lost)} {'was' if len(lost) == 1 else 'were'} preempted in this step"
 
-    def _why_no_fork(self, opened: OpenPlan, request: Request) -> str | None:
-        """Why a waiting request is passed over: it will share the blocks of another one, which is not so far yet."""
-        parent = self._parent(request)
-        if parent is None or self._can_fork(opened, parent, request):
-            return None
-        return f"waits for {parent.request_id}, which computes their prompt"
-
     def _why_not_now(self, opened: OpenPlan, request: Request) -> str | None:
         """Why the request in front must wait; less urgent running requests are preempted for it if that helps."""
         why = self._why_closed(opened) or self._why_short(opened, request)
@@ -261,8 +261,8 @@ class Planner:
         if why is None or self._queues.running or opened.plan.scheduled:
             return why
         # Nobody runs, so nobody will give blocks back: whoever fits comes in, whatever a policy waits for.
-        if self.shortage(request, 0) is None or (
-            self._blocks.release_pins() and self.shortage(request, 0) is None
+        if self.sharing.shortage(request, 0) is None or (
+            self._blocks.release_pins() and self.sharing.shortage(request, 0) is None
         ):
             return None
         return why
@@ -292,7 +292,7 @@ class Planner:
         except OutOfBlocks as error:  # enough are free: fault injection said no
             opened.plan.reasons[request.request_id] = f"{error}, refused"
             return False
-        cached = self._begin(opened, request)
+        cached = self.sharing.begin(opened, request)
         share = self._first_share(opened, request)
         new = self._blocks.allocate(
             request.request_id,
@@ -307,52 +307,6 @@ class Planner:
         if opened.promised is not None:
             opened.promised += self._blocks.num_missing(request.request_id, request.num_tokens)
         return True
-
-    def _begin(self, opened: OpenPlan, request: Request) -> int:
-        """Give the request the blocks that hold its first tokens already. Returns their tokens."""
-        parent, rid, cached, note = self._parent(request), request.request_id, 0, ""
-        if parent is not None:
-            cached, note = request.num_prompt_tokens - 1, f"shares the prompt of {parent.request_id}"
-            self._blocks.fork(parent.request_id, rid, cached)
-        elif request.keys or self._scheduler.caches:
-            cached, note = self._blocks.attach(rid, request.keys, request.num_tokens)
-            if self._scheduler.bus.subs:
-                self._scheduler.bus.emit(ev.Hit(rid, cached, note))
-        before = request.num_computed_tokens, request.num_cached_tokens, request.cache_note
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens, request.cache_note = (0 if parent is not None else cached), note
-            self._queues.count_look_up(request, parent is None, opened.journal)
-        request.num_computed_tokens, request.publish_at = cached, 0
-        opened.journal.record(lambda: _restore(request, before))
-        return cached
-
-    # -- forks --------------------------------------------------------------------------------------------------
-
-    def _parent(self, request: Request) -> Request | None:
-        """The live request whose prompt this one waits to share, unless windows have left what it needs of it."""
-        parent, position = request.shares_with, request.num_prompt_tokens - 1
-        if parent is None or request.status != Status.WAITING or parent.status == Status.FINISHED:
-            return None
-        return parent if position and self._blocks.reaches(parent.request_id, position) else None
-
-    def _can_fork(self, opened: OpenPlan, parent: Request, request: Request) -> bool:
-        """Whether all of the prompt but its last token is written, in steps before this one."""
-        item = opened.placed.get(parent.request_id)
-        written = parent.num_computed_tokens - (item.num_tokens if item is not None else 0)
-        return parent.status == Status.RUNNING and written >= request.num_prompt_tokens - 1
-
-    def start_fork(self, parent: Request, request: Request) -> None:
-        """A copy of a running request runs at once if a seat is free, sharing its blocks; otherwise it waits."""
-        seats = self._scheduler.config.max_num_seqs - len(self._queues.running)
-        if parent.status != Status.RUNNING or seats < 1 or not self._blocks.can_share:
-            return
-        if self._admission.why_skipped(request):
-            return
-        if parent.num_computed_tokens:
-            self._blocks.fork(parent.request_id, request.request_id, parent.num_computed_tokens)
-        request.num_computed_tokens, request.num_cached_tokens = parent.num_computed_tokens, 0
-        request.cache_note = f"a copy of {parent.request_id}"
-        self._queues.admit(request)
 
     # -- the plan's entries -------------------------------------------------------------------------------------
 
@@ -417,19 +371,6 @@ class Planner:
             opened.promised = promised
         return promised
 
-    def shortage(self, request: Request, spare: int) -> str | None:
-        """Why a waiting request cannot come in now, leaving `spare` blocks free."""
-        if (parent := self._parent(request)) is not None and parent.status == Status.RUNNING:
-            needed, free = 2 * len(self._scheduler.config.group_windows), self._blocks.num_free
-            return (
-                None if needed + spare <= free else f"needs {needed} blocks beside shared ones, {free} free"
-            )
-        return self._blocks.shortage(request.keys, request.num_tokens, request.max_total_tokens, spare)
-
 
 def _rank(request: Request) -> tuple[Any, int]:
     return request.order_key, request.arrival
-
-
-def _restore(request: Request, before: tuple[int, int, str]) -> None:
-    request.num_computed_tokens, request.num_cached_tokens, request.cache_note = before

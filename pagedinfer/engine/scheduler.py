@@ -180,7 +180,7 @@ class Scheduler:
             if self.bus.subs:
                 ids = tuple(key.id for key in request.keys)
                 self.bus.emit(ev.Fork(request.request_id, parent_id, request.max_tokens, now, ids))
-            self.planner.start_fork(parent, request)
+            self.planner.sharing.start_fork(parent, request)
 
     def abort(self, request_id: str, why: str = "aborted by the caller") -> list[Update]:
         """Give a request up. It ends at once, or when the open plan that works on it closes.
@@ -287,7 +287,7 @@ class Scheduler:
                     drafts={rid: len(guess) for rid, guess in (drafts or {}).items() if guess},
                 )
                 self.bus.emit(event)
-            updates = self.committer.book(plan, result, drafts or {}, key_ids or {}, event)
+            updates = self.committer.book(plan, result, ends, drafts or {}, key_ids or {}, event)
             for update in updates:
                 request, rid = update.request, update.request.request_id
                 if rid in ends or request.num_tokens - request.num_prompt_tokens >= request.max_tokens:

@@ -121,7 +121,11 @@ class KVAllocator(Protocol):
         ...
 
     def fork(self, parent: str, rid: str, num_tokens: int) -> None:
-        """Give a request without a table the first `num_tokens` tokens of `parent`, sharing its blocks."""
+        """Give a request without a table the first `num_tokens` tokens of `parent`, sharing its blocks.
+
+        Where these are not all that the parent has written, the next call is the `allocate` that parts them: a block
+        with one holder is written in place, and a cancelled plan may give it back to the other.
+        """
         ...
 
     def publish(

@@ -7,6 +7,7 @@ The rule book, one rule per kind of event, is `trace.rules`. Folding a recording
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -104,8 +105,9 @@ class State:
         free: blocks that nobody holds, the next to be used first: those without content, then cached ones.
         cached: cached block -> (group, key id). parents: key id -> key id before it, of cached blocks.
         retained: cached block -> (priority, until) where it is not the default.
-        num_shared: blocks that several tables hold. num_idle: cached blocks that none holds. Kept by the rules, so
-            that `usage` need not look through the pool.
+        num_shared: blocks that several tables hold. num_idle: cached blocks that none holds. holders: the requests
+            that hold blocks, and perhaps some that have just given them back. Kept by the rules, so that `usage`
+            need not look through the pool and the queues.
         host_tables: swapped request -> host slots. host_free: free host slots, the next to be used first.
         finished: ended request -> (finish reason, sentence).
         last: what the newest step did.
@@ -128,6 +130,7 @@ class State:
         self.parents: dict[int, int] = {}
         self.retained: dict[int, tuple[int, float]] = {}
         self.num_shared = self.num_idle = 0
+        self.holders: set[str] = set()
         self.num_submitted = self.num_preemptions = self.num_finished = 0
         self.finished: dict[str, tuple[str, str]] = {}
         self.last = StepState()
@@ -304,11 +307,11 @@ class State:
 
     def insert(self, queue: list[str], rid: str) -> None:
         """Put a request into a queue, by priority and arrival."""
-        request = self.requests[rid]
-        place = request.priority, request.arrival
-        others = (self.requests[other] for other in queue)
-        later = (i for i, other in enumerate(others) if (other.priority, other.arrival) > place)
-        queue.insert(next(later, len(queue)), rid)
+
+        def place(rid: str) -> tuple[int, int]:
+            return self.requests[rid].priority, self.requests[rid].arrival
+
+        queue.insert(bisect_right(queue, place(rid), key=place), rid)
 
     def lane(self, block_id: int) -> int:
         """The lane of the free list that the block belongs into."""

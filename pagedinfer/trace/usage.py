@@ -1,8 +1,9 @@
 """Where the pool's token slots are: what holds tokens, what is allocated and holds none, what is free.
 
-Cheap enough for every step: the cost grows with the live requests, not with the pool. Every block in use is full but
-those at the end of a table, from the token on that is computed next, so only these are looked at. What cannot be seen
-from there (shared and cached blocks) the rules of `State` count as they go. `measures.slots_of` says the same slowly.
+Cheap enough for every step: the cost grows with the requests that hold blocks, not with the pool or the queues. Every
+block in use is full but those at the end of a table, from the token on that is computed next, so only these are looked
+at. What cannot be seen from there (shared and cached blocks) the rules of `State` count as they go.
+`measures.slots_of` says the same slowly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["slots_in", "usage"]
 
 
 def usage(state: State) -> dict[str, int | float]:
-    """Token slots and shares of a state. O(live requests).
+    """Token slots and shares of a state. O(requests that hold blocks).
 
     Slots: `live_slots` hold tokens of live requests (a shared slot counted once), `shared_slots` are those of them
     that several requests hold, `cached_slots` hold tokens that only the prefix cache keeps, `tail_slack_slots` are
@@ -50,13 +51,11 @@ def usage(state: State) -> dict[str, int | float]:
 def slots_in(state: State) -> Slots:
     """Where the allocated token slots of a state are."""
     size, windowed = state.block_size, any(state.config.get("group_windows", ()))
-    logical = num_open = num_begun = live = shared = (
-        0  # open blocks are not full; begun ones of them hold a token
-    )
+    # Open blocks are not full; those of them with a token are begun. `live` counts the tokens in them.
+    logical = num_open = num_begun = live = shared = 0
     ends: dict[int, list[int]] = {}  # open block -> tokens in it, for each table
-    for request in state.requests.values():
-        if not request.block_table and not request.group_tables:
-            continue
+    for rid in state.holders:
+        request = state.requests[rid]
         for table in request.tables():
             num_full, rest = divmod(min(request.num_computed_tokens, len(table) * size), size)
             logical += num_full * size + rest
@@ -69,9 +68,8 @@ def slots_in(state: State) -> Slots:
                 num_open += len(table) - num_full
                 num_begun += rest > 0
                 live += rest
-    logical -= sum(
-        ends.pop(-1, ())
-    )  # in the middle of a step's events a table may be longer than what is computed
+    # In the middle of a step's events a table may be longer than what is computed.
+    logical -= sum(ends.pop(-1, ()))
     num_shared_full = state.num_shared
     for block_id, fills in ends.items():
         holders, fill = state.ref_counts[block_id], max(fills)
@@ -90,7 +88,7 @@ def slots_in(state: State) -> Slots:
 def _holes(state: State) -> Iterator[tuple[int, int]]:
     """Free extents of contiguous memory: what lies between the requests'."""
     end = 0
-    for table in sorted(request.block_table for request in state.requests.values() if request.block_table):
+    for table in sorted(filter(None, (state.requests[rid].block_table for rid in state.holders))):
         if table[0] > end:
             yield end, table[0] - end
         end = table[0] + len(table)

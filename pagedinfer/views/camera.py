@@ -318,9 +318,16 @@ class Camera:
         """Why those in the queue wait that have no reason of their own: one sentence for all, however many."""
         if self.state.last.cancelled:
             return CANCELLED
-        reasons = self.state.last.reasons
-        ahead = next((rid for rid in self.state.waiting if rid in reasons), None) if reasons else None
-        return f"behind {ahead} in the queue" if ahead is not None else ""
+        named = self.state.last.reasons.keys() | self.state.last.preempted
+        if not named:
+            return ""
+        for queue, place in (
+            (self.state.waiting, "in the queue"),
+            (self.state.swapped, "among those swapped out"),
+        ):
+            if (ahead := next((rid for rid in queue if rid in named), None)) is not None:
+                return f"behind {ahead} {place}"
+        return ""
 
 
 def queue_change(old: list[int], new: list[int]) -> list[Any]:

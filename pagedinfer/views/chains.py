@@ -53,19 +53,25 @@ def draw_chains(film: Film, frame: Frame, lane: int, width: int) -> Drawing:
     shown = rows[:MAX_ROWS]
     owners = (block.owners[0][0] for block in blocks.values() if block.owners)
     out.append(f"<defs>{textures(owners)}{CROSSED}</defs>")
-    fits = max(3, int(width // CELL))
+    longest = max((len(_name(blocks[b])) for _, row in shown for b in row), default=0)
+    cell = max(CELL, 20 + 8 * longest)
+    fits = max(3, int(width // cell))
     for i, (depth, row) in enumerate(shown):
         y, start = TOP + i * (TALL + GAP), min(depth, fits - 2)
         room = fits - start
         part = row if len(row) <= room else row[: room - 1]
-        if depth:
+        if depth:  # from the last row that begins before it
+            parent = max(j for j in range(i) if shown[j][0] < depth)
+            tall = (i - parent) * (TALL + GAP) - TALL / 2
             out.append(
-                path("pi-s-muted", f"M{start * CELL - 10} {y - GAP}v{TALL / 2 + GAP}h10", 'fill="none"')
+                path("pi-s-muted", f"M{start * cell - 10} {y + TALL / 2 - tall}v{tall}h10", 'fill="none"')
             )
-        out += [translate((start + j) * CELL, y, _cell(blocks[b], lane)) for j, b in enumerate(part)]
+        out += [
+            translate((start + j) * cell, y, _cell(blocks[b], lane, cell - 4)) for j, b in enumerate(part)
+        ]
         if len(part) < len(row):
             more = f"+{len(row) - len(part)}"
-            out.append(text((start + len(part)) * CELL + 4, y + 16, more, "pi-muted pi-small"))
+            out.append(text((start + len(part)) * cell + 4, y + 16, more, "pi-muted pi-small"))
     height = TOP + len(shown) * (TALL + GAP)
     if len(rows) > len(shown):
         height += 18
@@ -73,8 +79,12 @@ def draw_chains(film: Film, frame: Frame, lane: int, width: int) -> Drawing:
     return Drawing("".join(out), width, height, f"Prefix chains: {words}.")
 
 
-def _cell(block: Block, lane: int) -> str:
-    w, out = CELL - 4, []
+def _name(block: Block) -> str:
+    return f"{block.block_id}×{block.ref_count}" if block.ref_count > 1 else str(block.block_id)
+
+
+def _cell(block: Block, lane: int, w: int) -> str:
+    out = []
     if block.owners:
         colour = colour_of(block.owners[0][0])
         out += [rect(f"pi-t{colour}", 0, 0, w, TALL, 3), rect(f"pi-c{colour}", 0, 0, 8, TALL, 3)]
@@ -83,10 +93,8 @@ def _cell(block: Block, lane: int) -> str:
         out.append(rect("pi-page", 4, 4, w - 8, TALL - 8, 2))
     if any(owner == lane for owner, _ in block.owners):
         out.append(rect("pi-s-accent", 0, 0, w, TALL, 3, 'fill="none" stroke-width="2.2"'))
-    name = f"{block.block_id}×{block.ref_count}" if block.ref_count > 1 else str(block.block_id)
-    return "".join(
-        [*out, text(w / 2 + (4 if block.owners else 0), 16, name, "pi-ink pi-small pi-strong", "middle")]
-    )
+    x = w / 2 + (4 if block.owners else 0)
+    return "".join([*out, text(x, 16, _name(block), "pi-ink pi-small pi-strong", "middle")])
 
 
 def chains_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:

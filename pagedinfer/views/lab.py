@@ -247,14 +247,13 @@ def _ruler(layout: Layout, scale: float) -> list[str]:
     marks = range(0, layout.num_blocks, size)
     ticks = "".join(f"M{number(i * scale + 1)} 0V4" for i in marks)
     out = [path("pi-s-muted", ticks, 'stroke-width="1"')] if ticks else []
-    return out + [
-        text(i * scale + 1, 16, f"block {i}" if not i else str(i), f"{SMALL} pi-num") for i in marks
-    ]
+    out.append(text(1, 16, "block 0", f"{SMALL} pi-num"))
+    return out + [text(i * scale + 1, 16, str(i), f"{SMALL} pi-num") for i in marks if i * scale >= 54]
 
 
 def _line(d: str, i: int) -> str:
     dash = f' stroke-dasharray="{DASHES[i]}"' if DASHES[i] else ""
-    tone = ("pi-s-ink", "pi-s-accent", "pi-s-alarm", "pi-s-slack")[i % 4]
+    tone = ("pi-s-ink", "pi-s-alarm", "pi-s-slack", "pi-s-muted")[i % 4]  # the cursor has the accent
     return path(tone, d, f'fill="none" stroke-width="1.8"{dash}')
 
 

@@ -82,7 +82,9 @@ class PrefixCache:
                 gone = [block_id for block_id in event.pblks if self._drop(block_id)]
                 if gone:
                     what = "evicted" if isinstance(event, ev.Evict) else "emptied"
-                    self.causes.append(f"{what}: blocks {block_names(gone)}: {event.why}")
+                    self.causes.append(
+                        f"{what}: block{'s'[: len(gone) > 1]} {block_names(gone)}: {event.why}"
+                    )
             case ev.Move():
                 moved = {to: self._at.pop(old) for old, to in event.pairs if old in self._at}
                 for block_id, key in moved.items():

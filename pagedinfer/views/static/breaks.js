@@ -29,7 +29,7 @@ function breaksBar(view, model) {
     draw() {
       const breaks = model.get("breaks") ?? [], key = JSON.stringify(breaks);
       node.hidden = !model.get("watching");
-      view.disable(next, !marksOf(model).some(([step]) => step > view.state.frame.step));
+      disable(view.root, next, !marksOf(model).some(([step]) => step > view.state.frame.step));
       if (key === drawn) return;
       drawn = key;
       list.replaceChildren(...breaks.map(({ text, marks }) => make("li", {}, make("code", {}, text), make("span", { class: "pi-sub" }, marks.length ? ` ${plural(marks.length, "stop")}` : ""),

@@ -57,20 +57,25 @@ function chainsPane(view) {
   };
 
   function build(width) {
-    const { film, frame, pool } = view.state, rows = chainRows(frame.cached), fits = Math.max(3, Math.floor((width - 8) / CHAIN.w)), out = [];
+    const { film, frame, pool } = view.state, rows = chainRows(frame.cached), drawn = rows.slice(0, CHAIN.rows), out = [];
+    const longest = Math.max(0, ...drawn.flatMap(([, row]) => row.map((block) => nameOf(pool, block).length))), cell = Math.max(CHAIN.w, 20 + 8 * longest);
+    const fits = Math.max(3, Math.floor((width - 8) / cell)), tall = CHAIN.h + 6;
     said = rows.length ? `${plural(frame.cached.size, "cached block")} in ${plural(rows.length, "chain")}` : "no block is cached at this step";
     const old = cells.get(focused)?.contains(document.activeElement);
     cells = new Map(); order = [];
-    rows.slice(0, CHAIN.rows).forEach(([depth, row], i) => {
-      const y = i * (CHAIN.h + 6) + 2, start = Math.min(depth, fits - 2), room = fits - start, shown = row.length > room ? row.slice(0, room - 1) : row;
-      if (depth) out.push(make("svg:path", { class: "pi-branch", d: `M${start * CHAIN.w - 10} ${y - 6}v${CHAIN.h / 2 + 6}h10` }));
+    drawn.forEach(([depth, row], i) => {
+      const y = i * tall + 2, start = Math.min(depth, fits - 2), room = fits - start, shown = row.length > room ? row.slice(0, room - 1) : row;
+      if (depth) {  // from the last row that begins before it
+        const down = (i - drawn.findLastIndex(([other], j) => j < i && other < depth)) * tall - CHAIN.h / 2;
+        out.push(make("svg:path", { class: "pi-branch", d: `M${start * cell - 10} ${y + CHAIN.h / 2 - down}v${down}h10` }));
+      }
       shown.forEach((block, j) => {
-        const node = cellOf(film, frame, pool, block, (start + j) * CHAIN.w, y, depth + j);
+        const node = cellOf(film, frame, pool, block, (start + j) * cell, y, depth + j, cell - 4);
         cells.set(block, node); order.push(block); out.push(node);
       });
-      if (shown.length < row.length) out.push(make("svg:text", { x: (start + shown.length) * CHAIN.w + 4, y: y + 16, class: "pi-start" }, `+${row.length - shown.length}`));
+      if (shown.length < row.length) out.push(make("svg:text", { x: (start + shown.length) * cell + 4, y: y + 16, class: "pi-start" }, `+${row.length - shown.length}`));
     });
-    const most = Math.min(rows.length, CHAIN.rows), height = Math.max(1, most * (CHAIN.h + 6)) + (rows.length > most ? 18 : 0);
+    const most = Math.min(rows.length, CHAIN.rows), height = Math.max(1, most * tall) + (rows.length > most ? 18 : 0);
     if (rows.length > most) out.push(make("svg:text", { x: 2, y: height - 4, class: "pi-start" }, `and ${fmt(rows.length - most)} more chains`));
     set(svg, { width, height });
     svg.replaceChildren(...out);
@@ -79,14 +84,15 @@ function chainsPane(view) {
     if (old) cells.get(focused)?.focus({ preventScroll: true });
   }
 
-  function cellOf(film, frame, pool, block, x, y, depth) {
-    const lane = pool.lane[block], idle = lane < 0, w = CHAIN.w - 4;
+  const nameOf = (pool, block) => (pool.refs[block] > 1 ? `${block}×${pool.refs[block]}` : `${block}`);
+  function cellOf(film, frame, pool, block, x, y, depth, w) {
+    const lane = pool.lane[block], idle = lane < 0;
     const node = make("svg:g", { "data-chain": block, role: "button", tabindex: -1, "aria-pressed": "false", transform: `translate(${x} ${y})`, class: `pi-link${lane < 0 ? "" : ` pi-c${colourOf(lane)}`}`,
       "aria-label": `${tellShort(film, pool, block)}, place ${depth} of its prefix` });
     node.append(make("svg:rect", { class: idle ? "pi-cached" : "pi-tint", width: w, height: CHAIN.h, rx: 3 }), ...(idle ? [make("svg:rect", { width: w, height: CHAIN.h, rx: 3, fill: `url(#${view.id}-cached)` })] : []),
       ...(lane < 0 ? [] : [make("svg:rect", { width: 8, height: CHAIN.h, rx: 3, fill: paintOf(view.id, lane) })]),
       ...(idle ? [make("svg:rect", { class: "pi-plate", x: 4, y: 4, width: w - 8, height: CHAIN.h - 8, rx: 2 })] : []),
-      make("svg:text", { x: w / 2 + (lane < 0 ? 0 : 4), y: 16, class: "pi-name" }, pool.refs[block] > 1 ? `${block}×${pool.refs[block]}` : `${block}`));
+      make("svg:text", { x: w / 2 + (lane < 0 ? 0 : 4), y: 16, class: "pi-name" }, nameOf(pool, block)));
     return node;
   }
 

@@ -26,8 +26,8 @@ function controlBar(view) {
     set(slider, { min: film.first, max: Math.max(film.first, film.last), "aria-valuetext": `step ${frame.step} of ${film.last}` });
     slider.value = frame.step;
     count.textContent = `step ${frame.step} of ${film.last}`;
-    view.disable(back, frame.step <= film.first);
-    view.disable(step, !isLive && frame.step >= film.last);
+    disable(view.root, back, frame.step <= film.first);
+    disable(view.root, step, !isLive && frame.step >= film.last);
     set(play, { title: playing ? "Pause" : "Play", "aria-label": playing ? "Pause" : "Play" });
     play.firstChild.firstChild.setAttribute("d", playing ? PAUSE : PLAY);
     live.hidden = !isLive;

@@ -14,6 +14,13 @@ function set(node, attrs, ...children) {
   return node;
 }
 
+const takeKeys = (root) => root.focus({ preventScroll: true, focusVisible: false });
+// A button that can do nothing (any more) lets go of the keys.
+function disable(root, button, off) {
+  if (off && button === document.activeElement) takeKeys(root);
+  button.disabled = off;
+}
+
 // Short enough for an axis: 950, 28.7k, 16M.
 const short = (n) => (n < 10000 ? fmt(n) : n < 1e5 ? `${+(n / 1000).toFixed(1)}k` : n < 1e6 ? `${Math.round(n / 1000)}k` : `${+(n / 1e6).toFixed(1)}M`);
 const fmt = (n) => n.toLocaleString("en-US");

@@ -27,12 +27,14 @@ function queuesPane(view) {
     head.textContent = counts.filter(([queue, name]) => queue.length || name !== "swapped out").map(([queue, name]) => `${fmt(queue.length)} ${name}`).join(", ");
     for (const { kind, lane, text } of frame.notes.filter((n) => !["admitted", "resumed"].includes(n.kind)))
       parts.push(make("p", { class: `pi-note pi-note-${kind}` }, make("b", {}, `${lane >= 0 ? film.lanes[lane].rid + " " : ""}${kind}`), `: ${text}`));
-    parts.push(make("h4", {}, `Running: ${frame.running.length}`),
-      make("div", { class: "pi-chips" }, ...frame.running.slice(0, MOST_LISTED).map((lane) => chipOf(view, lane, row(lane).scheduled ? `+${row(lane).scheduled}` : ""))), ...more(frame.running));
-    for (const lane of frame.running.slice(0, MOST_LISTED)) if (row(lane).why) parts.push(make("p", { class: "pi-why" }, make("b", {}, film.lanes[lane].rid), ` ${row(lane).why}`));
-    for (const [queue, name] of [[frame.waiting, "Waiting"], ...(frame.swapped.length ? [[frame.swapped, "Swapped out"]] : [])])
-      parts.push(make("h4", {}, `${name}: ${queue.length}`), make("ul", { class: "pi-waiting" }, ...queue.slice(0, MOST_LISTED).map((lane) =>
-        make("li", {}, chipOf(view, lane, row(lane).status === "preempted" ? "preempted" : ""), make("span", { class: "pi-why" }, row(lane).why)))), ...more(queue));
+    const running = frame.running.slice(0, MOST_LISTED);
+    const part = (queue, name, ...content) => make("div", { class: "pi-queue" }, make("h4", {}, `${name}: ${queue.length}`), ...content, ...more(queue));
+    const listed = (queue, name) => part(queue, name, make("ul", { class: "pi-waiting" }, ...queue.slice(0, MOST_LISTED).map((lane) =>
+      make("li", {}, chipOf(view, lane, row(lane).status === "preempted" ? "preempted" : ""), make("span", { class: "pi-why" }, row(lane).why)))));
+    parts.push(make("div", { class: "pi-queue-row" }, part(frame.running, "Running",
+      make("div", { class: "pi-chips" }, ...running.map((lane) => chipOf(view, lane, row(lane).scheduled ? `+${row(lane).scheduled}` : ""))),
+      ...running.filter((lane) => row(lane).why).map((lane) => make("p", { class: "pi-why" }, make("b", {}, film.lanes[lane].rid), ` ${row(lane).why}`))),
+      listed(frame.waiting, "Waiting"), ...(frame.swapped.length ? [listed(frame.swapped, "Swapped out")] : [])));
     const focused = list.contains(document.activeElement) ? document.activeElement.dataset.request : null, top = list.scrollTop;
     list.replaceChildren(...parts);
     list.scrollTop = top;

@@ -70,7 +70,7 @@ function render({ model, el }) {
     if (now !== size) {
       size = now;
       shown = [];
-      picture.replaceChildren(make("svg:svg", { width: size.width, role: "img" }));
+      picture.replaceChildren(make("svg:svg", { width: size.width, role: "img", style: `width:min(100%,${1.3 * size.width}px)` }));
     }
     const svg = picture.firstChild, [height] = size.frames[at], layers = layersOf(at);
     set(svg, { viewBox: `0 0 ${size.width} ${height}`, height, "aria-label": model.get("title") + ". " + sheet.say[at] });

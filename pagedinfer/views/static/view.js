@@ -40,13 +40,7 @@ function render({ model, el }) {
   };
 
   // After a click the arrow keys step through time, wherever the click was.
-  view.takeKeys = () => root.focus({ preventScroll: true, focusVisible: false });
-
-  // A button that can do nothing (any more) lets go of the keys.
-  view.disable = (button, off) => {
-    if (off && button === document.activeElement) view.takeKeys();
-    button.disabled = off;
-  };
+  view.takeKeys = () => takeKeys(root);
 
   // -- selection ----------------------------------------------------------------------------------------------
   view.laneOf = (rid) => film.lanes.findLast((lane) => lane.rid === rid && lane.from <= state.frame.step)?.number ?? film.lanes.findLast((lane) => lane.rid === rid)?.number;
