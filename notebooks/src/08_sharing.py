@@ -9,7 +9,7 @@
 # |:--|:--|
 # | **Time** | 45 minutes |
 # | **You need** | notebooks 00 and 01; Python classes |
-# | **Memory** | 190 MB without torch, 420 MB with it (server and kernel together) |
+# | **Memory** | 195 MB without torch, 415 MB with it (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | fixed in each run |
 
