@@ -262,7 +262,7 @@ def test_wrong_tables_are_refused(session, prediction, says):
 def test_each_exercise_has_two_wrong_answers():
     refused = {exercise_id: sum(w[0] == exercise_id for w in WRONG) for exercise_id in exercises()}
     refused["01.1"] = 5
-    elsewhere = ("02", "07", "08", "10")  # test_reserving.py, test_what_ifs.py, test_sharing.py, test_detective.py
+    elsewhere = ("02", "07", "08", "10")  # in tests of their own
     refused |= {name: 2 for name in refused if name[:2] in elsewhere}
     assert min(refused.values()) >= 2
 

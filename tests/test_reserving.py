@@ -36,6 +36,14 @@ def test_paging_holds_more_tokens_as_the_notebook_says(runs):
     assert runs["paged"].last_step < 0.6 * runs["best-fit"].last_step
 
 
+def test_first_fit_and_best_fit_part_where_the_notebook_says(runs):
+    other = memory_run("first-fit")
+    apart = [
+        s for s in range(1, 300) if other.at(s).ref_counts.keys() != runs["best-fit"].at(s).ref_counts.keys()
+    ]
+    assert apart[0] == 212
+
+
 def test_compaction_wins_holes_not_what_is_reserved(runs):
     compacted = memory_run("best-fit", compaction=True)
     assert any(event.kind == "move" for event in compacted.events)
