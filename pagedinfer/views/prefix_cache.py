@@ -37,8 +37,9 @@ class PrefixCache:
 
     Attributes:
         prefixes: cached blocks by key, in order of publication.
-        lookups, hits: admissions that asked, and those that found something. num_cached_tokens: found by all of them.
-        asked_tokens: tokens that the requests which asked had then.
+        lookups, hits: requests that asked when they were first admitted, and those of them that found something.
+        num_cached_tokens, asked_tokens: what they found, of the tokens of their prompts; the engine's
+            `prefix_hit_rate`. (Who comes back after a preemption asks again, often for its own blocks; that is no hit.)
         causes: what happened in this step: hits and evictions, in words.
     """
 
@@ -51,7 +52,8 @@ class PrefixCache:
     asked_tokens: int = 0
     causes: list[str] = field(default_factory=list)
     _keys: dict[str, list[int]] = field(default_factory=dict)
-    _lengths: dict[str, int] = field(default_factory=dict)
+    _new: dict[str, int] = field(default_factory=dict)  # prompt lengths of those that were not admitted yet
+    _admitted: list[str] = field(default_factory=list)  # since the last commit
     _seen: set[int] = field(default_factory=set)  # keys that were cached once
     _at: dict[int, int] = field(default_factory=dict)  # block -> key
 
@@ -65,15 +67,16 @@ class PrefixCache:
             case ev.Meta():
                 self.block_size = int(event.config.get("block_size", 1))
             case ev.Submit():
-                self._keys[event.rid], self._lengths[event.rid] = list(event.keys), event.num_prompt_tokens
+                self._keys[event.rid], self._new[event.rid] = list(event.keys), event.num_prompt_tokens
             case ev.Fork():
                 self._keys[event.rid] = list(event.keys)
-                self._lengths[event.rid] = self._lengths.get(event.parent, 0)
+            case ev.Admit():
+                self._admitted.append(event.rid)
             case ev.Commit():
+                while self._admitted:  # who has not asked by now shares a prompt, and never will
+                    self._new.pop(self._admitted.pop(), None)
                 for rid, keys in event.keys.items():
                     self._keys.setdefault(rid, []).extend(keys)
-                for rid, n in event.tokens.items():
-                    self._lengths[rid] = self._lengths.get(rid, 0) + n
             case ev.Cache() if event.group == 0:
                 self._publish(event)
             case ev.Hit():
@@ -109,12 +112,13 @@ class PrefixCache:
             self._at[block_id], parent = key, key
 
     def _hit(self, event: ev.Hit) -> None:
-        self.lookups += 1
-        self.asked_tokens += self._lengths.get(event.rid, 0)
-        self.num_cached_tokens += event.n
+        if (asked := self._new.pop(event.rid, None)) is not None:
+            self.lookups += 1
+            self.hits += event.n > 0
+            self.asked_tokens += asked
+            self.num_cached_tokens += event.n
         if not event.n:
             return
-        self.hits += 1
         for key in self._keys.get(event.rid, [])[: -(-event.n // self.block_size)]:
             if key in self.prefixes:
                 self.prefixes[key].hits += 1
