@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
+from pagedinfer.checks import check_int, check_text
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
 from pagedinfer.engine.drafter import Drafter, NgramDrafter
@@ -154,6 +155,7 @@ class Engine(PoolControl):
             )
         if not isinstance(request_id, str) or not request_id:
             raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
+        check_text("request_id", request_id)
         if self.is_live(request_id):
             raise DuplicateRequest(f"Request {request_id!r} is still live; wait for it, or use another id.")
         return request_id
@@ -202,7 +204,7 @@ class Engine(PoolControl):
         Raises:
             UnknownRequest: no live request has this id. DuplicateRequest: the new one lives. QueueFull: too many wait.
             RequestError: a step is open, or `last_token_id` cannot be: the prompt's last token stays, ids are those
-                of the vocabulary, and the output must go on.
+                of the vocabulary, and the output must go on. ConfigError: `seed` is no integer of 64 bits.
         """
         with self._lock:
             self._check_open()
@@ -210,6 +212,8 @@ class Engine(PoolControl):
             new_id = self._name(new_id, 1)
             if seed is None:
                 seed = mix(child_seed(parent.seed, 1), self._num_requests)
+            else:  # the runner would choke on it in each step from now on, and all other requests with it
+                check_int("seed", seed, -(2**63), 2**64 - 1)
             rules = make_rules(parent.params, self._tokenizer, self._make_mask)
             request = parent.fork(new_id, seed=seed, rules=rules)
             if last_token_id is not None:
@@ -273,6 +277,7 @@ class Engine(PoolControl):
         Raises:
             RequestError: the request is not running, or a step is open.
         """
+        check_text("why", why)
         with self._operations.run():
             self.scheduler.preempt(request_id, why)
 
