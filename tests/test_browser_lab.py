@@ -171,7 +171,9 @@ def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, art
     expect(view.locator(".pi-rows .is-linked")).to_have_count(1)
     rid = view.locator(".pi-rows .is-linked").get_attribute("data-request")
     page.wait_for_function(IDLE)
-    kernel = page.evaluate(IN_KERNEL, "print(view.cursor, view.selected, llm.engine.scheduler.step)").split(" ", 1)
+    kernel = page.evaluate(IN_KERNEL, "print(view.cursor, view.selected, llm.engine.scheduler.step)").split(
+        " ", 1
+    )
     assert kernel == [str(step_of(view)), f"{{'request': '{rid}'}} {step_of(view)}"]
 
     page.evaluate(IN_KERNEL, "view.step(3)")
