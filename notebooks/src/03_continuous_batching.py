@@ -188,4 +188,4 @@ export_html(mine, "batching.html", title="My admission policy")
 print("Written: batching.html")
 
 # %% [markdown]
-# **You can now** say what a static batch wastes and why, write a policy that decides who joins, and measure it by what users feel. **Next:** 06 is about what else can be done when the pool runs out, 09 about prompts that are long.
+# **You can now** say what a static batch wastes and why, write a policy that decides who joins, and measure it by what users feel. **Next:** [07 Breakpoints and what-ifs](07_breakpoints_and_what_ifs.ipynb): stop a run where it becomes interesting, and try another policy from there on.
