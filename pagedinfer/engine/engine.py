@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
-from pagedinfer.checks import check_int, check_text
+from pagedinfer.checks import MAX_FLOAT, check_int, check_real, check_text
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
 from pagedinfer.engine.drafter import Drafter, NgramDrafter
@@ -344,7 +344,11 @@ class Engine(PoolControl):
             self._callers.deliver(self.scheduler.abort(rid, why))
 
     def _now(self) -> float:
-        return self.scheduler.step if self._clock is None else self._clock()
+        if self._clock is None:
+            return self.scheduler.step
+        now = self._clock()
+        check_real("the clock's time", now, -MAX_FLOAT)
+        return now
 
     # -- the end ------------------------------------------------------------------------------------------------
 
