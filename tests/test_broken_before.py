@@ -33,7 +33,7 @@ def test_a_fork_with_a_seed_that_is_none_costs_nobody(seed):
         assert list(run_bounded(llm.engine, 20)) == [rid]
 
 
-@pytest.mark.parametrize("why", [None, 5, b"x", ["x"], "\ud800"], ids=repr)
+@pytest.mark.parametrize("why", [None, 5, b"x", ["x"]], ids=repr)
 def test_a_reason_that_is_no_text_is_refused(why):
     """It was recorded, and the saved recording could not be loaded."""
     paged, contiguous = engine(), engine(allocator="best-fit")
@@ -44,13 +44,6 @@ def test_a_reason_that_is_no_text_is_refused(why):
                  lambda: contiguous.compact(why)):  # fmt: skip
         with pytest.raises(ConfigError, match="why"):
             call()
-
-
-@pytest.mark.parametrize("name", ["request_id", "tenant", "cache_salt"])
-def test_text_that_cannot_be_encoded_is_refused(name):
-    """A notebook could not show a recording with such an id, and printing it raised."""
-    with pytest.raises(ConfigError, match=f"{name}.*surrogate"):
-        engine().add_request(PROMPT, **{name: "a\ud800"})
 
 
 @pytest.mark.parametrize("retain", [Retain(), None, 3, {}, iter([Retain()])], ids=lambda r: type(r).__name__)

@@ -155,7 +155,6 @@ class Engine(PoolControl):
             )
         if not isinstance(request_id, str) or not request_id:
             raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
-        check_text("request_id", request_id)
         if self.is_live(request_id):
             raise DuplicateRequest(f"Request {request_id!r} is still live; wait for it, or use another id.")
         return request_id
