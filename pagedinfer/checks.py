@@ -43,12 +43,6 @@ def check_flags(settings: Any, *names: str) -> None:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Refuse all but strings that can be shown and sent: half of a surrogate pair cannot be encoded."""
+    """Refuse all but strings."""
     if not isinstance(value, str):
         raise ConfigError(f"{name}={value!r}: it must be a string.")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"{name}={value!r:.80}: it holds half of a surrogate pair; decode the text anew."
-        ) from None

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
-from pagedinfer.checks import check_int, check_text
+from pagedinfer.checks import MAX_FLOAT, check_int, check_real, check_text
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
 from pagedinfer.engine.drafter import Drafter, NgramDrafter
@@ -155,7 +155,6 @@ class Engine(PoolControl):
             )
         if not isinstance(request_id, str) or not request_id:
             raise ConfigError(f"request_id={request_id!r}: it must be a non-empty string.")
-        check_text("request_id", request_id)
         if self.is_live(request_id):
             raise DuplicateRequest(f"Request {request_id!r} is still live; wait for it, or use another id.")
         return request_id
@@ -344,7 +343,11 @@ class Engine(PoolControl):
             self._callers.deliver(self.scheduler.abort(rid, why))
 
     def _now(self) -> float:
-        return self.scheduler.step if self._clock is None else self._clock()
+        if self._clock is None:
+            return self.scheduler.step
+        now = self._clock()
+        check_real("the clock's time", now, -MAX_FLOAT)
+        return now
 
     # -- the end ------------------------------------------------------------------------------------------------
 
