@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,13 @@ def notebook(*cells):
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """A JupyterLab server of its own: (address, folder of notebooks)."""
-    base = tmp_path_factory.mktemp("lab")
+    with running_lab(tmp_path_factory.mktemp("lab")) as found:
+        yield found
+
+
+@contextmanager
+def running_lab(base):
+    """JupyterLab on a free port, with everything that it keeps in the folder `base`."""
     root = base / "root"
     root.mkdir()
     quiet = base / "SETTINGS" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"

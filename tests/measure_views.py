@@ -1,0 +1,219 @@
+"""What the views cost, measured; by hand, on a quiet machine (about five minutes):
+
+    python tests/measure_views.py
+
+prints the table that stands in the README, with the load that the machine had. Times are medians; the overhead is a
+ratio within one run, in which stretches with and without a view alternate.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from conftest import CHROMIUM_ARGS
+from playwright.sync_api import sync_playwright
+from test_browser_lab import ERRORS, IDLE, IN_KERNEL, notebook, running_lab
+
+from pagedinfer import Recorder, SamplingParams
+from pagedinfer.config import EngineConfig
+from pagedinfer.engine.engine import Engine
+from pagedinfer.sim.simulated import SimulatedRunner
+from pagedinfer.views import export_html
+from pagedinfer.views.film import film_of
+
+
+def long_run(num_blocks, steps, seats=64, seed=1):
+    """A recording of `steps` steps with a full batch, its last step, and the length of each message of a live view."""
+    chance = random.Random(seed)
+    config = EngineConfig(
+        num_blocks=num_blocks, max_num_seqs=seats, max_model_len=4096, max_num_batched_tokens=512
+    )
+    engine, number = Engine(config, SimulatedRunner()), 0
+    with Recorder(engine) as recording:
+        for _ in range(steps):
+            while len(engine.scheduler.requests) < seats + 4:
+                number += 1
+                params = SamplingParams(
+                    max_tokens=chance.randint(400, 2000), ignore_eos=True, detokenize=False
+                )
+                engine.add_request([number] * chance.randint(100, 1500), params)
+            engine.step()
+    return recording
+
+
+def message_bytes(recording, every=1):
+    """Bytes of the message that a live view sends for each of the last 500 steps: the new lines and the answer."""
+    film = film_of(recording)
+    answer = len(json.dumps({"id": time.time_ns(), "more": True, "error": ""}))
+    last = recording.last_step
+    return [
+        len(film.encode(step)) - len(film.encode(step + 1)) + answer
+        for step in range(last - 500, last, every)
+    ]
+
+
+@contextmanager
+def browser():
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=CHROMIUM_ARGS)
+        yield chromium
+        chromium.close()
+
+
+# Each act is timed until the second frame after it has begun: then it has been painted.
+TIMED = """async ([acts, count]) => {
+  const view = document.querySelector("[data-testid=pi-view]"), slider = view.querySelector(".pi-slider");
+  const frame = () => new Promise(requestAnimationFrame);
+  const press = (key) => view.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  const jump = () => {
+    slider.value = Math.floor(Math.random() * (+slider.max + 1));
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  const doing = { step: () => press("ArrowRight"), back: () => press("ArrowLeft"), jump }, out = {};
+  slider.value = slider.max / 2;
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+  for (const act of acts) {
+    const script = [], painted = [];
+    for (let i = 0; i < count; i++) {
+      await frame();
+      const begun = performance.now();
+      doing[act]();
+      script.push(performance.now() - begun);
+      await frame(); await frame();
+      painted.push(performance.now() - begun);
+    }
+    out[act] = [script, painted];
+  }
+  slider.value = slider.max / 2;
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+  const begun = performance.now();
+  let frames = 0;
+  while (performance.now() - begun < 5000) { press("ArrowRight"); await frame(); frames++; }
+  out.rate = (1000 * frames) / (performance.now() - begun);
+  return out;
+}"""
+
+
+def scrubbing(page_path):
+    """Opens an exported page: seconds until it shows its step, then milliseconds of each act and frames per second."""
+    with browser() as chromium:
+        page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+        begun = time.perf_counter()
+        page.goto(page_path.as_uri(), wait_until="commit")
+        page.locator("[data-testid=pi-view][data-step]").wait_for()
+        opened = time.perf_counter() - begun
+        return opened, page.evaluate(TIMED, [["step", "back", "jump"], 60])
+
+
+KERNEL = """
+import statistics, time
+import pagedinfer
+from pagedinfer.views.driver import drive
+
+llm = pagedinfer.LLM("tiny", num_blocks=1024, max_num_seqs=8)
+session = pagedinfer.Session(llm)
+for number in range(40):
+    session.submit(f"request number {number}", temperature=0.0, max_tokens=1900, ignore_eos=True)
+view = session.view()
+
+async def mean_step(views, steps):
+    starts = []
+    def advance():
+        starts.append(time.perf_counter())
+        return session.advance()
+    await drive(advance, views, steps)
+    return (starts[-1] - starts[0]) / (len(starts) - 1)
+
+async def compare(rounds, steps):
+    await mean_step([view], 20)
+    pairs = [(await mean_step([], steps), await mean_step([view], steps)) for _ in range(rounds)]
+    without, with_view = (statistics.median(part) for part in zip(*pairs))
+    print(1000 * without, 1000 * with_view, statistics.median(b / a for a, b in pairs))
+"""
+
+SLOW = (
+    "() => { setInterval(() => { const t = performance.now(); while (performance.now() - t < 400); }, 450); }"
+)
+
+
+def overhead(rounds, steps):
+    """In JupyterLab: ms of a step of the tiny model without a view and with one that follows, and the ratio."""
+    folder = Path(tempfile.mkdtemp(prefix="pagedinfer-measure-"))
+    try:
+        with running_lab(folder) as (address, root), browser() as chromium:
+            (root / "n.ipynb").write_text(notebook(KERNEL, "view"))
+            page = chromium.new_page(viewport={"width": 1280, "height": 1500})
+            page.goto(f"{address}/doc/workspaces/n/tree/n.ipynb")
+            page.wait_for_function(IDLE, timeout=90_000)
+            done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
+            assert done, page.evaluate(ERRORS)
+            page.get_by_test_id("pi-view").wait_for()
+            out = []
+            for slow in (False, True):
+                if slow:
+                    page.evaluate(SLOW)
+                said = page.evaluate(IN_KERNEL, f"await compare({rounds}, {steps})")
+                out.append([float(word) for word in said.split()])
+            return out
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--blocks", type=int, default=16_384)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=8, help="stretches with and without a view")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    rows = []
+    begun = time.perf_counter()
+    recording = long_run(options.blocks, options.steps)
+    engine_seconds = time.perf_counter() - begun
+    begun = time.perf_counter()
+    film = film_of(recording)
+    built = time.perf_counter() - begun
+    size = len(film.encode())
+    what = f"{options.blocks:,} blocks, {options.steps:,} steps"
+    rows.append(
+        (f"the run itself, {what}, no model", f"{1000 * engine_seconds / options.steps:.2f} ms a step")
+    )
+    rows.append(
+        (f"its film for the browser ({1e-6 * size:.1f} MB)", f"{1000 * built / options.steps:.2f} ms a step")
+    )
+    sizes = sorted(message_bytes(recording))
+    rows.append(("bytes of a frame, live", f"{statistics.median(sizes):,.0f} (most {max(sizes):,})"))
+    with tempfile.TemporaryDirectory() as folder:
+        opened, timed = scrubbing(export_html(recording, Path(folder) / "page.html"))
+    rows.append((f"opening the page of {what}", f"{opened:.1f} s"))
+    for act in ("step", "back", "jump"):
+        script, painted = map(statistics.median, timed[act])
+        rows.append((f"{act}: script, until painted", f"{script:.1f} ms, {painted:.0f} ms"))
+    rows.append(("frames a second, stepping", f"{timed['rate']:.0f}"))
+    for name, (without, with_view, ratio) in zip(
+        ("a view that follows", "a view in a page that is busy 90 % of the time"),
+        overhead(options.rounds, 150),
+        strict=True,
+    ):
+        rows.append(
+            (
+                f"a step of `tiny`, without and with {name}",
+                f"{without:.1f} and {with_view:.1f} ms (ratio {ratio:.2f})",
+            )
+        )
+    print(f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores\n")
+    print("| what | measured |\n|---|---|")
+    for what, value in rows:
+        print(f"| {what} | {value} |")
+
+
+if __name__ == "__main__":
+    main()
