@@ -102,6 +102,25 @@ class Engine(PoolControl):
         self._stepping = False
         self._closed = False
 
+    def twin(self, config: EngineConfig) -> Engine:
+        """A fresh engine over the same model with other settings, a pool of its own, and no requests.
+
+        Raises:
+            ConfigError: this engine has a clock of its own, or a runner without `twin`.
+        """
+        make_runner = getattr(self.runner, "twin", None)
+        if make_runner is None or self._clock is not None:
+            what = "a clock of its own" if self._clock is not None else f"a {type(self.runner).__name__}"
+            raise ConfigError(
+                f"This engine has {what}, so it cannot be made again; fork its recording instead."
+            )
+        policy = self.scheduler.guard.policy
+        own = None if type(policy).__name__ in ("ConfiguredPolicy", "Policy") else type(policy)(config)
+        return Engine(
+            config, make_runner(config), tokenizer=self._tokenizer, eos_token_ids=self.eos_token_ids,
+            seed=self._seed, info=self._info, make_mask=self._make_mask, policy=own,
+        )  # fmt: skip
+
     # -- requests -----------------------------------------------------------------------------------------------
 
     def add_request(
