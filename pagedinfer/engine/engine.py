@@ -156,7 +156,7 @@ class Engine(PoolControl):
                 self._check_open()  # reading a long prompt takes time: a signal handler may have closed it
                 now = self._now()
                 for request in requests:  # if one is refused it is the first: they differ in seed and id only
-                    _apply(wishes, request, now)
+                    wishes.apply(request, now)
                     self.scheduler.submit(request, now, len(requests) if request is requests[0] else 1)
                     self._callers.add(LiveRequest(request, text, self._tokenizer, outbox))
                 self._num_requests += 1
@@ -398,11 +398,3 @@ class Engine(PoolControl):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _apply(wishes: RequestOptions, request: Request, now: float) -> None:
-    """Put a caller's options into a request that comes at `now`."""
-    request.priority, request.tenant, request.salt = int(wishes.priority), wishes.tenant, wishes.cache_salt
-    request.deadline = None if wishes.deadline is None else now + wishes.deadline
-    request.expires = None if wishes.timeout is None else now + wishes.timeout
-    request.retain = tuple(one.range(request.num_prompt_tokens, now) for one in wishes.retain)

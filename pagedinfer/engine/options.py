@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pagedinfer.checks import MAX_FLOAT, check_int, check_real, check_text
-from pagedinfer.engine.request import BACKGROUND, INTERACTIVE
+from pagedinfer.engine.request import BACKGROUND, INTERACTIVE, Request
 from pagedinfer.errors import ConfigError
 from pagedinfer.memory.prefix import PINNED
 
@@ -90,6 +90,13 @@ class RequestOptions:
             raise ConfigError(
                 f"retain holds {wrong[0]!r}; give Retain(start=..., end=..., priority=...) objects."
             )
+
+    def apply(self, request: Request, now: float) -> None:
+        """Put the options into a request that comes at `now`."""
+        request.priority, request.tenant, request.salt = int(self.priority), self.tenant, self.cache_salt
+        request.deadline = None if self.deadline is None else now + self.deadline
+        request.expires = None if self.timeout is None else now + self.timeout
+        request.retain = tuple(one.range(request.num_prompt_tokens, now) for one in self.retain)
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> RequestOptions:
