@@ -93,7 +93,7 @@ table(runs)
 # - *tails*: the empty ends of last blocks.
 # - *free*: nobody's, and still somebody waits: in contiguous memory because no *hole* is large enough.
 #
-# More tokens in memory means more requests in each step, and so fewer steps for the same work. The paper that brought paging to LLM serving ([Kwon et al., 2023](https://arxiv.org/abs/2309.06180), figure 2) found 20 to 38 % of the memory of earlier systems to hold tokens, and 96 % with paging.
+# More tokens in memory means more requests in each step, and so fewer steps for the same work. The paper that brought paging to LLM serving (Kwon et al., 2023, figure 2) found 20 to 38 % of the memory of earlier systems to hold tokens, and 96 % with paging.
 #
 # ## Run it live
 #
