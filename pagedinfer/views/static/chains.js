@@ -1,10 +1,10 @@
 // Prefix chains: cached blocks as they follow each other. A row goes on where its chain does; a branch begins a row of its own.
-const CHAIN = { w: 46, h: 24, rows: 60 };
+const CHAIN = { w: 46, h: 24, rows: 24 };
 
 // Rows of [depth, blocks]: the trie of cached blocks, its first child in line with its parent. Twin of views/chains.py.
 function chainRows(cached) {
   const holder = new Map(), children = new Map(), roots = [], rows = [];
-  for (const block of [...cached.keys()].sort((a, b) => a - b)) if (!holder.has(cached.get(block)[0])) holder.set(cached.get(block)[0], block);
+  for (const block of Int32Array.from(cached.keys()).sort()) if (!holder.has(cached.get(block)[0])) holder.set(cached.get(block)[0], block);
   for (const [key, block] of holder) {
     const parent = cached.get(block)[1];
     if (!holder.has(parent)) roots.push(block);
@@ -41,7 +41,7 @@ function chainOf(cached, block) {
 function chainsPane(view) {
   const svg = make("svg:svg", { class: "pi-chains", role: "group", "aria-label": "Prefix chains. Arrow keys move, Enter selects." }), head = make("span", { class: "pi-sub" });
   const scroll = make("div", { class: "pi-scroll pi-plot" }, svg), pane = view.card("chains", "Prefix chains", head, scroll, make("p", { class: "pi-hint" }, "A cell is a cached block with its users; the next cell holds the tokens that follow."));
-  let cells = new Map(), order = [], focused = -1, drawn = "", said = "";
+  let cells = new Map(), order = [], focused = -1, drawn = "", said = "", lines = [], rows = [], rowsAt = [];
 
   const draw = () => {
     const { frame, pool } = view.state, width = view.widthOf(scroll), key = `${frame.step}/${width}/${view.state.version}`;
@@ -49,43 +49,56 @@ function chainsPane(view) {
     const linked = view.linkedLanes(), chosen = view.selectedBlocks(), chain = view.chainBlocks();
     head.textContent = said;
     for (const [block, node] of cells) {
-      const mine = linked.size > 0 && ownersOf(pool, block).some((lane) => linked.has(lane));
+      const mine = linked.size > 0 && ownersOf(pool, block).some((lane) => linked.has(lane)), pressed = `${chosen.has(block)}`;
       node.classList.toggle("is-linked", mine);
       node.classList.toggle("is-chained", chain.has(block));
-      node.setAttribute("aria-pressed", chosen.has(block));
+      if (node.getAttribute("aria-pressed") !== pressed) node.setAttribute("aria-pressed", pressed);
     }
   };
 
+  // Finding the rows takes a while in a large cache: not in a step that left it alone.
+  function findRows() {
+    const { film, frame, version } = view.state, [step, known] = rowsAt, line = film.line(Math.max(frame.step, step ?? 0));
+    if (version !== known || Math.abs(frame.step - step) !== 1 || line.k || line.u) rows = chainRows(frame.cached);
+    rowsAt = [frame.step, version];
+  }
+
+  // A row is drawn anew only when something in it has changed.
   function build(width) {
-    const { film, frame, pool } = view.state, rows = chainRows(frame.cached), drawn = rows.slice(0, CHAIN.rows), out = [];
-    const longest = Math.max(0, ...drawn.flatMap(([, row]) => row.map((block) => nameOf(pool, block).length))), cell = Math.max(CHAIN.w, 20 + 8 * longest);
+    findRows();
+    const { frame, pool } = view.state, shown = rows.slice(0, CHAIN.rows), before = new Map(lines.map((line) => [line.key, line]));
+    const longest = Math.max(0, ...shown.flatMap(([, row]) => row.map((block) => nameOf(pool, block).length))), cell = Math.max(CHAIN.w, 20 + 8 * longest);
     const fits = Math.max(3, Math.floor((width - 8) / cell)), tall = CHAIN.h + 6;
     said = rows.length ? `${plural(frame.cached.size, "cached block")} in ${plural(rows.length, "chain")}` : "no block is cached at this step";
     const old = cells.get(focused)?.contains(document.activeElement);
-    cells = new Map(); order = [];
-    drawn.forEach(([depth, row], i) => {
-      const y = i * tall + 2, start = Math.min(depth, fits - 2), room = fits - start, shown = row.length > room ? row.slice(0, room - 1) : row;
-      if (depth) {  // from the last row that begins before it
-        const down = (i - drawn.findLastIndex(([other], j) => j < i && other < depth)) * tall - CHAIN.h / 2;
-        out.push(make("svg:path", { class: "pi-branch", d: `M${start * cell - 10} ${y + CHAIN.h / 2 - down}v${down}h10` }));
-      }
-      shown.forEach((block, j) => {
-        const node = cellOf(film, frame, pool, block, (start + j) * cell, y, depth + j, cell - 4);
-        cells.set(block, node); order.push(block); out.push(node);
-      });
-      if (shown.length < row.length) out.push(make("svg:text", { x: (start + shown.length) * cell + 4, y: y + 16, class: "pi-start" }, `+${row.length - shown.length}`));
+    lines = shown.map(([depth, row], i) => {
+      const up = depth ? i - shown.findLastIndex(([other], j) => j < i && other < depth) : 0;  // to the row that it branches off
+      const key = [cell, fits, i, depth, up, row.length, ...row.slice(0, fits).map((block) => `${block}:${ownersOf(pool, block)}:${pool.refs[block]}`)].join();
+      return before.get(key) ?? { key, ...rowOf(depth, row, up * tall - CHAIN.h / 2, i * tall + 2, cell, fits) };
     });
-    const most = Math.min(rows.length, CHAIN.rows), height = Math.max(1, most * tall) + (rows.length > most ? 18 : 0);
-    if (rows.length > most) out.push(make("svg:text", { x: 2, y: height - 4, class: "pi-start" }, `and ${fmt(rows.length - most)} more chains`));
-    set(svg, { width, height });
-    svg.replaceChildren(...out);
+    cells = new Map(lines.flatMap((line) => line.cells));
+    order = [...cells.keys()];
+    const more = rows.length - shown.length, height = Math.max(1, shown.length * tall) + (more ? 18 : 0);
+    const nodes = [...lines.map((line) => line.node), make("svg:text", { x: 2, y: height - 4, class: "pi-start" }, more ? `and ${fmt(more)} more chains` : "")];
+    if (svg.getAttribute("height") !== `${height}` || svg.getAttribute("width") !== `${width}`) set(svg, { width, height });
+    while (svg.children.length > nodes.length) svg.lastChild.remove();
+    nodes.forEach((node, i) => { if (svg.children[i] !== node) if (svg.children[i]) svg.children[i].replaceWith(node); else svg.append(node); });
     if (!cells.has(focused)) focused = order[0] ?? -1;
     cells.get(focused)?.setAttribute("tabindex", 0);
     if (old) cells.get(focused)?.focus({ preventScroll: true });
   }
 
+  function rowOf(depth, row, down, y, cell, fits) {
+    const { film, pool } = view.state, start = Math.min(depth, fits - 2), room = fits - start, shown = row.length > room ? row.slice(0, room - 1) : row, node = make("svg:g");
+    if (depth) node.append(make("svg:path", { class: "pi-branch", d: `M${start * cell - 10} ${y + CHAIN.h / 2 - down}v${down}h10` }));
+    const cells = shown.map((block, j) => [block, cellOf(film, pool, block, (start + j) * cell, y, depth + j, cell - 4)]);
+    node.append(...cells.map(([, drawn]) => drawn));
+    if (shown.length < row.length) node.append(make("svg:text", { x: (start + shown.length) * cell + 4, y: y + 16, class: "pi-start" }, `+${row.length - shown.length}`));
+    return { node, cells };
+  }
+
   const nameOf = (pool, block) => (pool.refs[block] > 1 ? `${block}×${pool.refs[block]}` : `${block}`);
-  function cellOf(film, frame, pool, block, x, y, depth, w) {
+  function cellOf(film, pool, block, x, y, depth, w) {
     const lane = pool.lane[block], idle = lane < 0;
     const node = make("svg:g", { "data-chain": block, role: "button", tabindex: -1, "aria-pressed": "false", transform: `translate(${x} ${y})`, class: `pi-link${lane < 0 ? "" : ` pi-c${colourOf(lane)}`}`,
       "aria-label": `${tellShort(film, pool, block)}, place ${depth} of its prefix` });
