@@ -121,7 +121,7 @@ from pagedinfer.views.driver import drive
 
 llm = pagedinfer.LLM("tiny", num_blocks=1024, max_num_seqs=8)
 session = pagedinfer.Session(llm)
-for number in range(40):
+for number in range(80):
     session.submit(f"request number {number}", temperature=0.0, max_tokens=1900, ignore_eos=True)
 view = session.view()
 
@@ -206,7 +206,7 @@ def recorded_rows(num_blocks, steps):
 def live_rows(rounds):
     """What a view that follows costs an engine."""
     pages = ("a view that follows", "a view in a page that is busy 90 % of the time")
-    for name, (without, with_view, ratio, cost, rate) in zip(pages, overhead(rounds, 150), strict=True):
+    for name, (without, with_view, ratio, cost, rate) in zip(pages, overhead(rounds, 800), strict=True):
         yield (
             f"a step of `tiny` without and with {name}",
             f"{without:.1f} and {with_view:.1f} ms, ratio {ratio:.2f}",
@@ -221,7 +221,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--blocks", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=8, help="stretches with and without a view")
+    parser.add_argument("--rounds", type=int, default=4, help="stretches with and without a view")
     options, load = parser.parse_args(), os.getloadavg()[0]
     rows = [*recorded_rows(options.blocks, options.steps), *live_rows(options.rounds)]
     print(f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores\n")

@@ -316,6 +316,9 @@ def _stop_at_a_breakpoint(page, view):
     expect(view.locator(".pi-axis [data-stop]")).to_have_attribute("data-stop", step)
     page.evaluate(IN_KERNEL, "await session.play()")  # goes on to the next stop
     expect(view.locator(".pi-axis [data-stop]")).to_have_count(2)
+    last = int(view.get_attribute("data-last"))
+    view.get_by_role("button", name="Step forward").click()  # the engine listens after a cell that awaited
+    expect(view).to_have_attribute("data-step", str(last + 1))
 
 
 def _compare(page):
@@ -376,6 +379,12 @@ def _check_accessibility(page):
     assert any(x["id"] == "color-contrast" for x in found.response["passes"]), "contrast was not checked"
 
 
+SLOWLY = """
+import time
+advance, view._advance = view._advance, lambda: time.sleep(0.02) or advance()
+"""
+
+
 def test_labs_dark_theme_and_an_async_run(lab, new_page, artifacts):
     page = new_page(height=1500)
     view = run_notebook(page, lab, SIMULATED, "view")
@@ -383,7 +392,14 @@ def test_labs_dark_theme_and_an_async_run(lab, new_page, artifacts):
         "() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })"
     )
     expect(view).to_have_css("color-scheme", "dark")
-    page.evaluate(IN_KERNEL, "await view.run_async(30)")
+    page.evaluate(IN_KERNEL, SLOWLY)
+    running = page.evaluate_handle(f"() => ({{ done: ({IN_KERNEL})('await view.run_async()') }})")
+    page.wait_for_function("v => +v.dataset.step >= 8", arg=view.element_handle())
+    view.get_by_role("button", name="Pause").click()
+    running.evaluate("run => run.done")
+    steps = int(page.evaluate(IN_KERNEL, "print(run.scheduler.step)"))
+    assert page.evaluate(IN_KERNEL, "print(run.unfinished)") == "True"
+    page.evaluate(IN_KERNEL, f"await view.run_async({max(1, 30 - steps)})")
     expect(view).to_have_attribute("data-step", "30")
     view.screenshot(path=artifacts / "lab-dark.png")
     page.evaluate(

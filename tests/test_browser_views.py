@@ -449,14 +449,12 @@ def test_ten_thousand_steps_and_a_crowd_of_requests_stay_small_in_the_page(open_
 HOST = """async ({ source, values, film }) => {
   const bytes = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer), listeners = {};
   Object.assign(values, { film: bytes(film), tail: null });
-  let changed = [];
   const fire = (name) => (listeners['change:' + name] ?? []).forEach((act) => act());
   const model = {
-    get: (name) => values[name], set(name, value) { values[name] = value; changed.push(name); },
-    on(event, act) { (listeners[event] ??= []).push(act); }, off() {}, send() {},
-    async save_changes() {
-      const names = changed; changed = [];
-      if (!names.includes('ask')) return;
+    get: (name) => values[name], set(name, value) { values[name] = value; },
+    on(event, act) { (listeners[event] ??= []).push(act); }, off() {},
+    async send({ state }) {
+      if (!('ask' in state)) return;
       const reply = await window.kernel(values.ask, values.cursor);
       if (reply) window.receive(reply);
     },
@@ -467,10 +465,10 @@ HOST = """async ({ source, values, film }) => {
   };
   const module = await import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })));
   const el = document.getElementById('view');
-  window.cleanup = module.default.render({ model, el });
+  module.default.render({ model, el });
   window.again = () => {
-    el.replaceChildren(); window.cleanup();
-    window.cleanup = module.default.render({ model, el });
+    el.replaceChildren();  // the old view is not told yet, as in Jupyter
+    module.default.render({ model, el });
   };
 }"""
 
@@ -590,6 +588,10 @@ def test_a_view_that_jupyter_draws_anew_goes_on_where_it_was(live):
     expect(shown.get_by_label("Speed")).to_have_value("100")
     page.keyboard.press("ArrowRight")
     at(shown, step)
+    page.evaluate("window.again()")
+    shown.get_by_role("button", name="Step forward").click()
+    at(shown, step + 1)  # and it follows the engine
+    assert run.scheduler.step == step + 1
     assert_clean(page)
 
 

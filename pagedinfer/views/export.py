@@ -54,7 +54,7 @@ const values = { ...data.model, film: new DataView(bytes.buffer), tail: null }, 
 const model = {
   get: (name) => values[name],
   set(name, value) { values[name] = value; },
-  save_changes() {}, send() {},
+  send() {},
   on(event, act) { (listeners[event] ??= []).push(act); },
   off(event, act) { listeners[event] = (listeners[event] ?? []).filter((other) => other !== act); },
 };

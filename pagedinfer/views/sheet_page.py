@@ -58,7 +58,7 @@ const values = { ...data.model, film: new DataView(await new Response(whole).arr
 const model = {
   get: (name) => values[name],
   set(name, value) { values[name] = value; },
-  save_changes() {}, on() {}, off() {},
+  send() {}, on() {}, off() {},
 };
 render({ model, el: document.getElementById("view") });
 """

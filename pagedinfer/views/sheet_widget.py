@@ -8,6 +8,7 @@ import anywidget
 import traitlets
 
 from pagedinfer.views.sheet_page import sheet_esm, sheet_style
+from pagedinfer.views.told import take_in
 
 if TYPE_CHECKING:
     from pagedinfer.views.stepped import SteppedView
@@ -24,6 +25,10 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
     film = traitlets.Bytes(b"").tag(sync=True)
     title = traitlets.Unicode("").tag(sync=True)
     cursor = traitlets.Int(0).tag(sync=True, echo_update=False)
+
+    def __init__(self, **traits: Any) -> None:
+        super().__init__(**traits)
+        self.on_msg(lambda _, content, __: take_in(self, content))
 
     def view_reference(self) -> dict[str, Any]:
         """The part of a MIME bundle that shows this widget."""

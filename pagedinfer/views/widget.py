@@ -26,6 +26,7 @@ from pagedinfer.views.bundle import static_bundle, text_of
 from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import PANES, check_panes, picture_svg
+from pagedinfer.views.told import take_in
 
 __all__ = ["EngineView"]
 
@@ -111,6 +112,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
             watching=self._breaks.is_possible, breaks=self._breaks.data(),
         )  # fmt: skip
         self.observe(self._on_ask, "ask")
+        self.on_msg(lambda _, content, __: take_in(self, content))
 
     # -- driving ------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,24 @@ function disable(root, button, off) {
   button.disabled = off;
 }
 
+// Tells the kernel what was done here, by messages of our own: at once, or soon after the one before. (A trait that
+// ipywidgets syncs waits for the end of the message before it, and ipykernel 7.4 tells none while a cell awaits.)
+// `lost` is called when there is no kernel any more.
+const SOON_MS = 50;
+function teller(model, lost) {
+  let state = {}, timer = 0;
+  const tell = (values, now = false) => {
+    for (const [name, value] of Object.entries(values)) model.set(name, value);
+    Object.assign(state, values);
+    if (timer && !now) return;
+    const told = state;
+    state = {};
+    try { model.send({ state: told }); } catch (error) { lost(error); }
+    timer ||= setTimeout(() => { timer = 0; if (Object.keys(state).length) tell({}); }, SOON_MS);
+  };
+  return tell;
+}
+
 // Short enough for an axis: 950, 28.7k, 16M.
 const short = (n) => (n < 10000 ? fmt(n) : n < 1e5 ? `${+(n / 1000).toFixed(1)}k` : n < 1e6 ? `${Math.round(n / 1000)}k` : `${+(n / 1e6).toFixed(1)}M`);
 const fmt = (n) => n.toLocaleString("en-US");

@@ -3,7 +3,7 @@
 const GLIDE_MS = 450;
 
 function render({ model, el }) {
-  const abort = new AbortController(), { signal } = abort;
+  const abort = new AbortController(), { signal } = abort, tell = teller(model, () => {});  // without a kernel it shows all the same
   const sheet = JSON.parse(new TextDecoder().decode(model.get("film"))), { steps } = sheet;
   const root = make("div", { class: "pi-view pi-sheet", tabindex: 0, role: "group", "data-testid": "pi-sheet", "data-lm-suppress-shortcuts": "true",
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
@@ -23,13 +23,13 @@ function render({ model, el }) {
     while (low < high) { const mid = (low + high + 1) >> 1; if (steps[mid] <= step) low = mid; else high = mid - 1; }
     return low;
   };
-  const goTo = (index, tell = true) => {
+  const goTo = (index, mine = true) => {
     const to = clamp(index, 0, steps.length - 1), glide = Math.abs(to - at) === 1;
     if (to === at) return;
     at = to;
     view.state.frame.step = steps[at];
     draw(glide);
-    if (tell) { model.set("cursor", steps[at]); model.save_changes(); }
+    if (mine) tell({ cursor: steps[at] });
   };
   view.go = (step) => goTo(nearest(step));
   view.move = (by) => goTo(at + by);

@@ -1,11 +1,14 @@
 // The view: one film, one cursor, one selection; panes that draw them. `model` is anywidget's, or the export page's.
-let views = 0, handover = null;  // handover: of a view that Jupyter is about to draw anew: its film, and whether it had the keys
+const DISCONNECTED = "This view is disconnected from its kernel: run its cell again.";
+let views = 0;
+const owners = new WeakMap();  // bytes of a film -> the view drawn last from them: when Jupyter draws that anew, it goes on with what it had
 
 function render({ model, el }) {
-  const abort = new AbortController(), { signal } = abort, before = handover?.bytes === model.get("film") ? handover : null, film = before?.film ?? createFilm();
+  const abort = new AbortController(), { signal } = abort, owner = owners.get(model.get("film")), before = owner?.root.isConnected ? null : owner, film = before?.film ?? createFilm();
+  before?.leave();  // Jupyter lets go of the old view late; two may not add to one film
   const root = make("div", { class: "pi-view", tabindex: 0, role: "group", "data-testid": "pi-view", "data-lm-suppress-shortcuts": "true",
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
-  const view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
+  const tell = teller(model, () => complain(DISCONNECTED)), view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
   const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, isIdle: false, version: 0 });
   let ask = 0, timer = 0, wanted = 0, grown = false, opening = null;  // ask: number of the request the kernel has not answered yet; opening: the step to show once its line is here
 
@@ -54,21 +57,20 @@ function render({ model, el }) {
   view.chainBlocks = () => (chosen() < 0 || !state.frame.cached.size ? new Set() : chainOf(state.frame.cached, chosen()));
   view.select = (selected) => {
     state.selected = selected;
-    model.set("selected", selected);
-    model.save_changes();
+    tell({ selected });
     draw();
   };
   view.toggle = (selected) => view.select(JSON.stringify(selected) === JSON.stringify(state.selected) ? {} : selected);
 
   // -- time ---------------------------------------------------------------------------------------------------
   view.marks = () => marksOf(model);
-  view.go = (step, tell = true) => {
+  view.go = (step, mine = true) => {
     const to = clamp(step, film.first, film.last);
     if (to === state.frame.step && state.pool) return;
     state.frame = film.frame(to);
     state.pool = poolOf(film, state.frame);
     draw();
-    if (tell) { model.set("cursor", to); model.save_changes(); }
+    if (mine) tell({ cursor: to });
   };
   view.move = (by) => {
     const to = state.frame.step + by;
@@ -110,8 +112,7 @@ function render({ model, el }) {
   }
   function request(steps, more = {}) {
     ask = Math.max(ask + 1, Date.now());
-    model.set("ask", { id: ask, steps, have: film.last, ...more });
-    model.save_changes();
+    tell({ ask: { id: ask, steps, have: film.last, ...more } }, true);
     watch();
   }
   view.request = (more) => request(0, more);
@@ -153,7 +154,7 @@ function render({ model, el }) {
     state.frame = film.frame(clamp(at, film.first, film.last));
     state.pool = poolOf(film, state.frame);
     draw();
-    if (model.get("driving")) { model.set("seen", film.last); model.save_changes(); }  // the next frame may come
+    if (model.get("driving")) tell({ seen: film.last }, true);  // the next frame may come
   }
 
   // The picture that a saved notebook shows: the kernel puts it into the output, which Jupyter then draws anew.
@@ -165,7 +166,7 @@ function render({ model, el }) {
       output.style.minHeight = `${output.offsetHeight}px`;
       setTimeout(() => (output.style.minHeight = ""), 2000);
     }
-    handover = { bytes: model.get("film"), film, hadKeys: root.contains(document.activeElement) };
+    mine.hadKeys = root.contains(document.activeElement);
     request(0, { keep: true });
   }
   root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && event.relatedTarget && !root.contains(event.relatedTarget)) keep(); }, { signal });
@@ -199,6 +200,8 @@ function render({ model, el }) {
     set(tipBox, { style: `left:${Math.max(4, x)}px;top:${y}px` });
   };
 
+  const mine = { film, root, leave, hadKeys: false };
+  owners.set(model.get("film"), mine);
   keys(view);
   const on = { "change:tail": () => absorb("tail"), "change:answer": answered, "change:driving": () => controls.draw(),
     "change:live": sync, "change:cursor": () => { if (model.get("cursor") !== state.frame.step) view.go(model.get("cursor"), false); },
@@ -217,10 +220,11 @@ function render({ model, el }) {
   const sizes = new ResizeObserver(() => { if (Math.abs(root.clientWidth - seen) > 4) { seen = root.clientWidth; draw(); } });
   sizes.observe(root);
   if (before?.hadKeys) requestAnimationFrame(() => { before.hadKeys = false; if (document.activeElement === document.body) view.takeKeys(); });
-  return () => {
+  function leave() {
     abort.abort();
     clearInterval(timer);
     sizes.disconnect();
     for (const [name, act] of Object.entries(on)) model.off(name, act);
-  };
+  }
+  return leave;
 }
