@@ -7,7 +7,7 @@ from typing import Any
 
 from pagedinfer.errors import ConfigError
 
-__all__ = ["check_flags", "check_int", "check_real"]
+__all__ = ["check_flags", "check_int", "check_real", "check_text"]
 
 MAX_FLOAT = sys.float_info.max
 
@@ -40,3 +40,9 @@ def check_flags(settings: Any, *names: str) -> None:
     for name in names:
         if not isinstance(getattr(settings, name), bool):
             raise ConfigError(f"{name}={getattr(settings, name)!r}: it must be True or False.")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Refuse all but strings."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}={value!r}: it must be a string.")

@@ -90,6 +90,12 @@ class LLM:
         check_pool_size(
             num_blocks=num_blocks, kv_cache_bytes=kv_cache_bytes, memory_share=gpu_memory_utilization
         )
+        if policy is not None and not (
+            issubclass(policy, Policy) if isinstance(policy, type) else callable(policy)
+        ):
+            raise ConfigError(
+                f"policy={policy!r:.80}: give a class made from Policy; it is made with the settings."
+            )
         SamplingParams(seed=seed)
         check_device(device)
         loaded = load_model(model, dtype=dtype, device=device, max_model_len=max_model_len)

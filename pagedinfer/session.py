@@ -18,9 +18,11 @@ from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.options import RequestOptions
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.errors import ConfigError
+from pagedinfer.model_fork import Asked, fork_with_model
 from pagedinfer.sim.fork import Branch, fork
 from pagedinfer.sim.why import Report, why
 from pagedinfer.trace.breakpoints import Breakpoints
+from pagedinfer.trace.events import Submit
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.watch import Stop, Watch
@@ -67,6 +69,7 @@ class Session:
         self.outputs: dict[str, RequestOutput] = {}
         self.breakpoints = Breakpoints(self.recording)
         self.stops: list[Stop] = []
+        self._asked: dict[str, Asked] = {}
         self._views: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
@@ -89,7 +92,9 @@ class Session:
                 raise ConfigError(
                     f"Unknown option among {', '.join(options)}; SamplingParams has {known}; a request takes {wished}."
                 ) from None
-        return self.engine.add_request(prompt, params, **wishes)
+        request_id = self.engine.add_request(prompt, params, **wishes)
+        self._asked[request_id] = Asked.of(prompt, params, wishes)
+        return request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one step, whatever the breakpoints say, and keep its outputs."""
@@ -146,10 +151,23 @@ class Session:
         reached = self.stops[known:]
         return next((stop for stop in reached if stop.watch is mine), reached[0] if reached else None)
 
-    def fork(self, step: int, **changes: Any) -> Branch:
-        """What would have happened from the end of `step` on with other settings, see `sim.fork`. The engine goes on
-        untouched: the branch runs without the model, each request with the length that it has had here.
+    def fork(self, step: int, *, model: bool | None = None, **changes: Any) -> Branch:
+        """What would have happened from the end of `step` on with other settings. The engine goes on untouched.
+
+        With `model` the requests run again in a fresh engine over the same model (`model_fork`); without it the branch
+        is simulated with the lengths that each request has had here (`sim.fork`). The default is the model where there
+        is one and every request came through `submit`.
+
+        Raises:
+            RecordingError, ConfigError: as those say.
         """
+        if model is None:
+            submitted = {e.rid for e in self.recording.events if isinstance(e, Submit)}
+            known = all(rid in self._asked or rid.rpartition(".")[0] in self._asked for rid in submitted)
+            is_whole = not self.recording.first_step and "policy" not in changes
+            model = getattr(self.engine.runner, "has_logits", True) and known and is_whole
+        if model:
+            return fork_with_model(self.engine, self.recording, self._asked, step, **changes)
         return fork(self.recording, step, **changes)
 
     def why(self, request_id: str) -> Report:

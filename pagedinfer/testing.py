@@ -126,12 +126,16 @@ def check_map(engine: Engine) -> None:
 
 
 def poison(engine: Engine) -> None:
-    """POISON: fill the whole KV pool with NaN, so that a read of anything unwritten shows."""
+    """POISON: fill the whole KV pool with NaN, so that a read of anything unwritten shows.
+
+    What an idle engine has cached is forgotten first. Live requests lose what they have computed.
+    """
     kv = getattr(engine.runner, "kv", None)
     if kv is None:
         raise ConfigError(
             f"{type(engine.runner).__name__} has no KV pool to poison; use a runner with a model."
         )
+    engine.reset_prefix_cache("poisoned")
     kv.poison()
 
 

@@ -21,6 +21,7 @@ from pagedinfer.config import (
 )
 from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.policies import make_policy
+from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.request import BACKGROUND, INTERACTIVE, Request, Status
 from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import DuplicateRequest, OutOfBlocks, QueueFull, RequestTooLong
@@ -78,12 +79,13 @@ def draw_config(draw, **fixed):
     return EngineConfig(**options)
 
 
-class Moody:
+class Moody(Policy):
     """A learner's policy: now and then it raises or answers nonsense, the same way in every run."""
 
     NONSENSE = (None, "", "swop", -1, float("nan"), [], {}, {"nobody": 3}, {"q0": -2}, object)
 
     def __init__(self, policy, seed):
+        super().__init__(policy.config)
         self._policy, self._seed, self._calls = policy, seed, 0
 
     def __repr__(self):

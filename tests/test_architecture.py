@@ -44,7 +44,7 @@ LAYERS = {
     "sim": ("errors", "config", "memory", "engine", "trace"),
 }
 # These wire the sides together and may import anything of ours.
-WIRING = {"", "llm", "arguments", "async_engine", "session", "cli", "demo", "testing", "course"}
+WIRING = {"", "llm", "arguments", "async_engine", "session", "model_fork", "cli", "demo", "testing", "course"}
 CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
 LIVE_VIEWS = {
     "views.widget",

@@ -94,12 +94,23 @@ def look(recording):
     return seen
 
 
-def run(decoder, references, *, num_blocks, block_size, budget, seats=64):
+def run(decoder, references, *, num_blocks, block_size, budget, seats=64, **settings):
     """All prompts at once through an engine with a poisoned pool; compares, and returns what was seen."""
+    return look(record(decoder, references, num_blocks, block_size, budget, seats, **settings))
+
+
+def record(decoder, references, num_blocks, block_size, budget, seats=64, **settings):
+    """The recording of such a run, compared."""
     config = EngineConfig(
-        num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=budget, max_num_seqs=seats
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_batched_tokens=budget,
+        max_num_seqs=seats,
+        **settings,
     )
-    runner = TorchRunner(decoder, num_blocks=num_blocks, block_size=block_size)
+    runner = TorchRunner(
+        decoder, num_blocks=num_blocks, block_size=block_size, num_host_blocks=config.num_host_blocks
+    )
     with Engine(config, runner) as engine:
         poison(engine)
         with Recorder(engine) as recording:
@@ -109,7 +120,7 @@ def run(decoder, references, *, num_blocks, block_size, budget, seats=64):
             done = run_bounded(engine, 20_000)
         assert_no_leak(engine)
     compare([done[f"r{i}"] for i in range(len(references))], references)
-    return look(recording)
+    return recording
 
 
 def compare(outputs, references):
@@ -293,6 +304,34 @@ def test_twenty_prompts_together_equal_transformers(all_twenty, block_size, budg
     assert seen.chunked > 0 or (budget, room) == (2048, "small"), seen
     assert seen.mixed_steps > 0, seen
     assert seen.widest >= (min(budget, 20) if room == "big" else 6), seen
+
+
+# The main ways to give memory and turns, and the event that shows that each was used.
+WAYS = {
+    "swap": ({"num_host_blocks": 400, "preempt_mode": "swap"}, "swap"),
+    "cheaper": ({"num_host_blocks": 60, "preempt_mode": "cheaper", "victim": "largest"}, "preempt"),
+    "grow-by-move": ({"allocator": "grow-by-move", "compaction": True}, "move"),
+    "best-fit": ({"allocator": "best-fit", "compaction": True}, "alloc"),
+    "speculation": ({"num_draft_tokens": 3}, "trim"),
+    "equal-progress": ({"chunking": "equal-progress", "order": "shortest-prefill"}, "preempt"),
+    "prefill-first": (
+        {"chunking": "prefill-first", "admission": "fits-now", "victim": "fewest-tokens-lost"},
+        "preempt",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS)
+def test_main_ways_equal_transformers(all_twenty, way):
+    decoder, references = all_twenty
+    settings, shown = WAYS[way]
+    room = pool_for(references, 16, SMALL)
+    recording = record(decoder, references, room, 16, 64, **settings)
+    assert shown in {event.kind for event in recording.events}
+    modes = {event.mode for event in recording.events if event.kind == "preempt"}
+    assert way not in ("swap", "cheaper") or "swap" in modes
 
 
 @pytest.mark.slow

@@ -374,7 +374,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [(200, 50), pytest.param(2000, 80, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("examples", "steps"), [(200, 50), pytest.param(600, 80, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_random_calls(examples, steps):
     run_state_machine_as_test(

@@ -53,7 +53,7 @@ def plain(cell):
 
 
 def test_there_are_notebooks():
-    assert [source.name[:2] for source in build.sources()] == ["00", "01", "02", "07", "08", "10"]
+    assert [source.name[:2] for source in build.sources()] == ["00", "01", "02", "03", "07", "08", "10"]
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {source.stem for source in build.sources()}
 
 
@@ -205,7 +205,7 @@ def test_notebook_00_runs_without_torch(tmp_path, missing):
     assert (tmp_path / "eight_requests.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(("number", "exercises"), [("02", 4), ("07", 4), ("08", 4), ("10", 5)])
+@pytest.mark.parametrize(("number", "exercises"), [("02", 4), ("03", 4), ("07", 4), ("08", 4), ("10", 5)])
 def test_notebooks_without_a_model_need_no_torch(tmp_path, number, exercises):
     before = "import sys\nsys.modules['torch'] = sys.modules['numpy'] = None\n"
     out = run_cells(source_of(number), tmp_path, solved=True, before=before)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pagedinfer.memory.blocks import BlockManager
 from pagedinfer.memory.journal import Journal
 from pagedinfer.memory.keys import KeyTable
 from pagedinfer.memory.pool import BlockPool
@@ -239,3 +240,18 @@ def test_another_size_moves_what_is_held_and_evicts_what_is_not():
     pool.resize(6, [])
     assert pool.snapshot()["free"] == [2, 4, 5]
     pool.check()
+
+
+def test_a_chain_with_a_twin_in_its_middle_is_told_in_stretches():
+    """The first block of a chain has been evicted, the second one lives: each event names the key before its own."""
+    bus, events = EventBus(), []
+    bus.subscribe(events.append)
+    blocks, keys = BlockManager(5, 2, bus, windows=(3,)), []
+    KeyTable().extend(keys, None, [1, 2, 3, 4, 5, 6], 2)
+    blocks.allocate("a", 4)
+    blocks.publish("a", keys, 4)
+    blocks.allocate("a", 6, start=5)  # leaves block 0 behind
+    assert blocks.allocate("b", 6) == (3, 4, 0)
+    blocks.publish("b", keys, 6)
+    told = [(event.rid, event.pblks, event.keys, event.parent) for event in events if event.kind == "cache"]
+    assert told == [("a", (0, 1), (0, 1), -1), ("b", (3,), (0,), -1), ("b", (0,), (2,), 1)]

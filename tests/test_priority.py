@@ -328,3 +328,19 @@ def test_one_that_comes_back_from_the_host_counts_too():
     assert story.steps[-1] == {"x1": 4, "y0": 4}
     assert plan.reasons == {"x0": "tenant 'x' has 1 running, tenant_max_running=1"}
     story.run()
+
+
+def test_the_last_one_running_may_be_refused_its_block_while_a_more_urgent_one_than_the_others_waits():
+    """Two refused allocations in a row: high takes low's blocks, gets none all the same, and gives way itself."""
+    story = by_priority()
+    story.submit("high", 4, 9, priority=INTERACTIVE)
+    story.submit("low", 4, 9, priority=BACKGROUND)
+    story.step()
+    story.submit("between", 4, 9, priority=5)
+    calls = story.scheduler.blocks.num_calls
+    story.scheduler.blocks.refuse_calls = {calls, calls + 1}
+    plan = story.step()
+    assert plan.preempted == ["low", "high"]
+    assert plan.scheduled == []
+    story.run()
+    assert set(story.ends.values()) == {"length"}

@@ -145,6 +145,16 @@ def test_poison_shows_in_what_reads_it():
         poison(engine())
 
 
+def test_poison_is_in_no_cached_block():
+    prompt = {"prompt_token_ids": list(range(1, 10))}
+    with tiny_llm() as llm:
+        (before,) = llm.generate([prompt], GREEDY)
+        assert llm.engine.snapshot()["cached"]
+        poison(llm.engine)
+        assert not llm.engine.snapshot()["cached"]
+        assert_same(llm.generate([prompt], GREEDY), [before])
+
+
 def test_force_preempt_takes_the_place_and_says_so():
     mine = engine()
     with Recorder(mine) as recording:

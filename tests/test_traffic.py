@@ -21,7 +21,10 @@ def test_more_random_traffic(seed):
 
 def test_traffic_reaches_what_it_is_for():
     """A pool, budget and batch that meet everything: else the other runs prove little."""
-    options = {"block_size": 4, "num_blocks": 24, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    options = {
+        "block_size": 4, "num_blocks": 24, "max_num_batched_tokens": 16, "max_num_seqs": 8, "admission": "fits-now",
+        "expected_output_tokens": None, "max_num_waiting": None, "tenant_max_running": None, "tenant_max_blocks": None,
+    }  # fmt: skip
     traffic = run(2, 1_200, family="llama", watermark=0.0, **options)
     kinds = {event.kind for event in traffic.recording.events}
     assert {"preempt", "resume", "refuse", "cancel", "abort", "reject", "error", "finish"} <= kinds

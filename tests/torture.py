@@ -6,8 +6,8 @@ its run alone in a fresh engine; at the end nothing has leaked and the recording
     python tests/torture.py --seed 0 --steps 100000
 
 runs seed after seed, each with options of its own and up to 2,000 steps. A failure names its seed, and running that
-seed again gives it again. Options drawn: family, block size, pool size, chunk size, batch, watermark. (There is one
-policy so far; when there are more, draw them in `Traffic.__init__`.)
+seed again gives it again. Options drawn: family, block size, pool size, chunk size, batch, watermark, memory, prefix
+cache, host pool, drafts, all policies, classes, tenants and their limits; and policies that fail (`draw_policy`).
 """
 
 import argparse
@@ -27,13 +27,13 @@ import pytest
 import torch
 
 from pagedinfer import Recorder, SamplingParams, StructuredOutputsParams
-from pagedinfer.config import EngineConfig
+from pagedinfer.config import ADMISSIONS, CHUNKINGS, ORDERS, VICTIMS, EngineConfig
 from pagedinfer.engine.completion import complete
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.group import child_seed
 from pagedinfer.engine.intake import make_rules
 from pagedinfer.engine.policy import Policy
-from pagedinfer.errors import DuplicateRequest, RequestError, RequestTooLong
+from pagedinfer.errors import DuplicateRequest, OutOfBlocks, QueueFull, RequestError, RequestTooLong
 from pagedinfer.model.blueprint import Blueprint, Experts
 from pagedinfer.model.decoder import Decoder
 from pagedinfer.model.tiny import ByteTokenizer, TinyWeights, tiny_config
@@ -151,6 +151,12 @@ class Moody(Policy):
     def order(self, request, view):
         return [1 / 0, "soon", request.num_tokens][view.step % 3] if view.step % 5 == 0 else -request.arrival
 
+    def admit(self, request, view):
+        return ["no", None, 7][view.step % 3] if view.step % 7 == 0 else super().admit(request, view)
+
+    def chunk(self, requests, budget, view):
+        return {} if view.step % 6 == 0 else super().chunk(requests, budget, view)
+
     def victim(self, request, candidates, view):
         return None if view.step % 4 == 0 else candidates[0]
 
@@ -169,12 +175,19 @@ def draw_policy(draw):
         settings |= {"num_host_blocks": pick([1, 4, 40]), "preempt_mode": pick(["swap", "cheaper"])}
     if draw.random() < 0.6:
         settings |= {
-            "order": pick(["fcfs", "shortest-prefill", "longest-prefix", "fair-share", "deadline"]),
-            "victim": pick(["newest", "lowest-priority", "fewest-tokens-lost", "largest"]),
-            "admission": pick(["watermark", "fits-now", "full-reservation", "pressure"]),
-            "chunking": pick(["decode-first", "prefill-first", "equal-progress"]),
+            "order": pick(ORDERS),
+            "victim": pick(VICTIMS),
+            "admission": pick(ADMISSIONS),
+            "chunking": pick(CHUNKINGS),
             "max_chunk_tokens": pick([None, 3, 16]),
+            "tenant_max_running": pick([None, None, 1, 3]),
+            "tenant_max_blocks": pick([None, None, 10]),
+            "max_num_waiting": pick([None, None, 4]),
         }
+        if settings["order"] == "priority":
+            settings["aging"] = pick([None, 1.5])
+        if settings["admission"] == "expected-length":
+            settings["expected_output_tokens"] = pick([2, 10])
     if draw.random() < 0.3:
         settings["num_draft_tokens"] = pick([1, 3])
     return settings
@@ -379,14 +392,30 @@ class Traffic:
         if rid in self.numbers and not self.engine.is_live(rid):
             return  # it has ended while a stream stepped; its output comes with the next step
         try:
-            self.engine.add_request(prompt, params, request_id=rid)
+            self.engine.add_request(prompt, params, request_id=rid, **self.wishes())
         except DuplicateRequest:
             assert rid in self.numbers
+        except QueueFull:
+            assert len(self.engine.scheduler.waiting) + params.n > self.options["max_num_waiting"]
         except RequestTooLong:
             assert self.is_too_long(prompt, params)
         else:
             assert rid not in self.numbers
             self.numbers[rid] = number
+
+    def wishes(self):
+        """Class, tenant, deadline and timeout: nothing that changes a token."""
+        pick, chance = self.random.choice, self.random.random
+        wishes = {"tenant": pick(["", "a", "b"])}
+        if self.options.get("order") == "priority":
+            wishes["priority"] = pick(["interactive", "background", 3])
+        if chance() < 0.2:
+            wishes["deadline"] = pick([2, 50])
+        if chance() < 0.05:
+            wishes["timeout"] = pick([1, 10, 40])
+        if chance() < 0.1:
+            wishes["cache_salt"] = "salt"
+        return wishes
 
     def is_too_long(self, prompt, params):
         room = MAX_MODEL_LEN - len(prompt)
@@ -411,6 +440,8 @@ class Traffic:
                     self.compare()
         except RequestTooLong:
             assert self.is_too_long(prompt, params)
+        except QueueFull:
+            assert self.options["max_num_waiting"] is not None
         except (MadeToFail, KeyboardInterrupt):
             pass
         if output is not None:
@@ -445,6 +476,21 @@ class Traffic:
         scheduler.cancel(plan, "changed my mind")
         assert self.engine.snapshot() == before, "cancel did not restore the state"
 
+    def resize(self):
+        num_blocks = max(2, self.options["num_blocks"] + self.random.choice([-2, -1, 0, 0, 3]))
+        try:
+            self.engine.resize_pool(num_blocks)
+        except OutOfBlocks:
+            assert len(self.engine.snapshot()["ref_counts"]) > 0
+
+    def reset_cache(self):
+        done = self.engine.reset_prefix_cache()
+        assert done == (not self.engine.snapshot()["ref_counts"] and not self.engine.snapshot()["swapped"])
+
+    def compact(self):
+        if self.engine.config.allocator != "paged":
+            self.engine.compact()
+
     def poison_free(self):
         free = self.engine.snapshot()["free"]
         self.engine.runner.kv.pool[:, free] = float("nan")
@@ -476,6 +522,7 @@ class Traffic:
     CHANCES = (
         ("submit_nonsense", 0.01), ("abort", 0.01), ("preempt", 0.03), ("refuse", 0.03), ("cancel", 0.03),
         ("poison_free", 0.05), ("fail", 0.04), ("abort_inside", 0.01), ("break_subscriber", 0.01), ("stream", 0.01),
+        ("resize", 0.01), ("reset_cache", 0.02), ("compact", 0.02),
     )  # fmt: skip
 
     # One round:

@@ -9,7 +9,7 @@
 # |:--|:--|
 # | **Time** | 35 minutes |
 # | **You need** | notebooks 00 and 01; Python functions; no GPU, no download, no torch |
-# | **Memory** | MEMORY (server and kernel together) |
+# | **Memory** | 230 MB (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | 0: the same arrivals for everybody |
 
@@ -93,11 +93,11 @@ table(runs)
 # - *tails*: the empty ends of last blocks.
 # - *free*: nobody's, and still somebody waits: in contiguous memory because no *hole* is large enough.
 #
-# More tokens in memory means more requests in each step, and so fewer steps for the same work. The paper that brought paging to LLM serving ([Kwon et al., 2023](https://arxiv.org/abs/2309.06180), figure 2) found 20 to 38 % of the memory of earlier systems to hold tokens, and 96 % with paging.
+# More tokens in memory means more requests in each step, and so fewer steps for the same work. The paper that brought paging to LLM serving (Kwon et al., 2023, figure 2) found 20 to 38 % of the memory of earlier systems to hold tokens, and 96 % with paging.
 #
 # ## Run it live
 #
-# Press play, or → at the last step. Which requests wait though blocks are free? Hover a block: the token slots behind the written ones are reserved.
+# Press play, or → at the last step. Which requests wait though blocks are free? Blocks with a dashed frame are reserved, and have no token yet.
 
 # %% check
 from pagedinfer import Engine, EngineConfig, Session
@@ -177,16 +177,16 @@ if mine.errors:
 table(fits_compared)
 
 # %% check
-FragmentationLab(fits_compared, step=60)
+FragmentationLab(fits_compared, step=227)
 
 # %% [markdown]
-# The rules differ little. Whatever the rule, requests of all sizes that come and go leave holes of all sizes. And no rule for choosing a hole wins back what is reserved inside.
+# The rules differ little: first-fit and best-fit agree up to step 211. Whatever the rule, requests of all sizes that come and go leave holes of all sizes. And no rule for choosing a hole wins back what is reserved inside.
 #
 # ## Compaction
 #
 # Holes can be pushed together: extents slide down, lowest first, until the newcomer fits. Each block that moves is copied, keys, values and all.
 #
-# **Exercise 02.4.** In the story above, `f` wants 7 blocks, and now compaction is on. How many blocks are moved, and at which block does `f` start?
+# **Exercise 02.4.** In the story above, `f` wants 7 blocks, and now compaction is on. Everybody's blocks are full. How many blocks are moved, and at which block does `f` start?
 
 # %% exercise=02.4
 moved, first = ..., ...
@@ -198,28 +198,37 @@ check("02.4", moved, first)
 story(compaction=True)
 
 # %% [markdown]
-# In the run of 60 requests: what was moved, and what became of the largest hole? For a sense of the price: a token of Llama 2 70B has 320 KiB of keys and values (80 layers, 8 heads of 128, K and V, 2 bytes each), so a block of 8 has 2.5 MiB.
+# And in the run of 60 requests? The runner gets the copies with the plan of a step; blocks that are reserved and empty move without a copy. For a sense of the price: a token of Llama 2 70B has 320 KiB of keys and values (80 layers, 8 heads of 128, K and V, 2 bytes each), so a block of 8 has 2.5 MiB.
 
 # %% check
-compacted = memory_run("best-fit", compaction=True)
-moves = [event for event in compacted.events if event.kind == "move"]
-blocks = sum(len(event.pairs) for event in moves)
-steps = sorted({event.step for event in moves})
-print(f"{blocks} blocks moved in {len(steps)} of {compacted.last_step} steps: {blocks * 2.5:,.0f} MiB copied")
-sliding = FragmentationLab({"with compaction": compacted}, step=steps[0])
-for step in steps[:5]:
-    before, after = (sliding.layout("with compaction", s) for s in (step - 1, step))
-    here = sum(len(event.pairs) for event in moves if event.step == step)
+copied = {}
+
+
+class Counting(SimulatedRunner):
+    def execute(self, plan):
+        copied[plan.step] = sum(len(op.pairs) for op in plan.ops)
+        return super().execute(plan)
+
+
+compacted = memory_run("best-fit", compaction=True, runner_class=Counting)
+moves = {event.step: event.why for event in compacted.events if event.kind == "move"}
+sliding = FragmentationLab({"best-fit, with compaction": compacted}, step=min(moves))
+for step, why in moves.items():
+    before, after = (sliding.layout("best-fit, with compaction", s) for s in (step - 1, step))
     print(
-        f"step {step:3}: {here:2} blocks moved; {before.free:2} free, largest hole {before.largest:2} -> "
-        f"{after.free:2} free, largest hole {after.largest:2}, the newcomer already in"
+        f"step {step:3}: {why:29} {before.free:2} free, largest hole {before.largest:2}; "
+        f"{copied[step]:2} blocks copied; then {after.free:2} free, largest hole {after.largest:2}"
     )
+total = sum(copied.values())
+print(f"{total} blocks copied in {len(moves)} of {compacted.last_step} steps: {total * 2.5:,.0f} MiB")
 sliding
 
 # %% check
 table({"best-fit": runs["best-fit"], "and compaction": compacted, "paged": runs["paged"]})
 
 # %% [markdown]
+# (*Then*: with the newcomer in its place. Where the largest hole looks large enough before, others who came in the same step took it first.)
+#
 # Compaction wins back holes, by copying. It does not win back what is *reserved*, and that was the larger part.
 #
 # ## Why paging needs none

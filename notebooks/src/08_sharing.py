@@ -9,7 +9,7 @@
 # |:--|:--|
 # | **Time** | 45 minutes |
 # | **You need** | notebooks 00 and 01; Python classes |
-# | **Memory** | 190 MB without torch, 420 MB with it (server and kernel together) |
+# | **Memory** | 195 MB without torch, 415 MB with it (server and kernel together) |
 # | **Works on** | JupyterLab, Binder, Colab; the pictures also show on a static page |
 # | **Seed** | fixed in each run |
 
@@ -287,4 +287,4 @@ export_html(recording, "sharing.html", texts=bundled_texts("shared_prompt"), tit
 print("Written: sharing.html")
 
 # %% [markdown]
-# **You can now** say what a prefix cache finds and why not more, who copies before a write, and what an eviction rule is worth. **Next:** [09 Prefill, decode, chunking, SLOs] is about the time of a step; [06 When the pool runs out] about what else can be done when nothing is left to evict.
+# **You can now** say what a prefix cache finds and why not more, who copies before a write, and what an eviction rule is worth. **Next:** [10 Detective](10_detective.ipynb): in one of its four incidents a cache is wiped.

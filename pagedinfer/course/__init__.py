@@ -32,9 +32,17 @@ _hints_given: dict[str, int] = {}
 @cache
 def exercises() -> dict[str, Exercise]:
     """Every exercise by id, in the notebooks' order."""
-    from pagedinfer.course import block_tables, detective, reserving, sharing, sixty_seconds, what_ifs
+    from pagedinfer.course import (
+        batching,
+        block_tables,
+        detective,
+        reserving,
+        sharing,
+        sixty_seconds,
+        what_ifs,
+    )
 
-    modules = (sixty_seconds, block_tables, reserving, what_ifs, sharing, detective)
+    modules = (sixty_seconds, block_tables, reserving, batching, what_ifs, sharing, detective)
     return {exercise.id: exercise for module in modules for exercise in module.EXERCISES}
 
 

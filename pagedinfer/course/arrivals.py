@@ -51,10 +51,11 @@ def memory_run(
     compaction: bool = False,
     requests: int = REQUESTS,
     make_memory: MakeMemory | None = None,
+    runner_class: type[SimulatedRunner] = SimulatedRunner,
 ) -> Recording:
     """The recording of `arrivals(seed)` in an engine with this allocator, to the end of the last request.
 
-    `make_memory` is the engine's: what its memory is made with.
+    `make_memory` is the engine's: what its memory is made with. `runner_class` may look at the plans that it gets.
     """
     config = EngineConfig(
         allocator=allocator,
@@ -71,7 +72,7 @@ def memory_run(
     def rule(item: ScheduledRequest) -> int:
         return STOP if item.output_index + 1 == lengths[item.request_id] else 0
 
-    runner = SimulatedRunner(rule=rule)
+    runner = runner_class(rule=rule)
     engine = (
         Engine(config, runner) if make_memory is None else Engine(config, runner, make_memory=make_memory)
     )

@@ -70,7 +70,7 @@ class Callers:
                     live.add_logprobs(result.logprobs[rid][: len(tokens[rid])], tokens[rid])
                 if end is not None:
                     ends[rid] = end
-            except Exception as error:
+            except BaseException as error:  # a tokenizer of others, and the plan is open: the step must go on
                 room = live.request.max_tokens - live.request.num_output_tokens
                 tokens[rid], errors[rid] = new[:room], describe_error(error, "making text")
         for rid, (first, rows) in result.prompt_logprobs.items():

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
+from pagedinfer.checks import MAX_FLOAT, check_int, check_real, check_text
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.callers import Callers, Outbox
 from pagedinfer.engine.drafter import Drafter, NgramDrafter
@@ -101,6 +102,25 @@ class Engine(PoolControl):
         self._stepping = False
         self._closed = False
 
+    def twin(self, config: EngineConfig) -> Engine:
+        """A fresh engine over the same model with other settings, a pool of its own, and no requests.
+
+        Raises:
+            ConfigError: this engine has a clock of its own, or a runner without `twin`.
+        """
+        make_runner = getattr(self.runner, "twin", None)
+        if make_runner is None or self._clock is not None:
+            what = "a clock of its own" if self._clock is not None else f"a {type(self.runner).__name__}"
+            raise ConfigError(
+                f"This engine has {what}, so it cannot be made again; fork its recording instead."
+            )
+        policy = self.scheduler.guard.policy
+        own = None if type(policy).__name__ in ("ConfiguredPolicy", "Policy") else type(policy)(config)
+        return Engine(
+            config, make_runner(config), tokenizer=self._tokenizer, eos_token_ids=self.eos_token_ids,
+            seed=self._seed, info=self._info, make_mask=self._make_mask, policy=own,
+        )  # fmt: skip
+
     # -- requests -----------------------------------------------------------------------------------------------
 
     def add_request(
@@ -136,7 +156,7 @@ class Engine(PoolControl):
                 self._check_open()  # reading a long prompt takes time: a signal handler may have closed it
                 now = self._now()
                 for request in requests:  # if one is refused it is the first: they differ in seed and id only
-                    _apply(wishes, request, now)
+                    wishes.apply(request, now)
                     self.scheduler.submit(request, now, len(requests) if request is requests[0] else 1)
                     self._callers.add(LiveRequest(request, text, self._tokenizer, outbox))
                 self._num_requests += 1
@@ -202,7 +222,7 @@ class Engine(PoolControl):
         Raises:
             UnknownRequest: no live request has this id. DuplicateRequest: the new one lives. QueueFull: too many wait.
             RequestError: a step is open, or `last_token_id` cannot be: the prompt's last token stays, ids are those
-                of the vocabulary, and the output must go on.
+                of the vocabulary, and the output must go on. ConfigError: `seed` is no integer of 64 bits.
         """
         with self._lock:
             self._check_open()
@@ -210,6 +230,8 @@ class Engine(PoolControl):
             new_id = self._name(new_id, 1)
             if seed is None:
                 seed = mix(child_seed(parent.seed, 1), self._num_requests)
+            else:  # the runner would choke on it in each step from now on, and all other requests with it
+                check_int("seed", seed, -(2**63), 2**64 - 1)
             rules = make_rules(parent.params, self._tokenizer, self._make_mask)
             request = parent.fork(new_id, seed=seed, rules=rules)
             if last_token_id is not None:
@@ -273,6 +295,7 @@ class Engine(PoolControl):
         Raises:
             RequestError: the request is not running, or a step is open.
         """
+        check_text("why", why)
         with self._operations.run():
             self.scheduler.preempt(request_id, why)
 
@@ -339,7 +362,11 @@ class Engine(PoolControl):
             self._callers.deliver(self.scheduler.abort(rid, why))
 
     def _now(self) -> float:
-        return self.scheduler.step if self._clock is None else self._clock()
+        if self._clock is None:
+            return self.scheduler.step
+        now = self._clock()
+        check_real("the clock's time", now, -MAX_FLOAT)
+        return now
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -371,11 +398,3 @@ class Engine(PoolControl):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _apply(wishes: RequestOptions, request: Request, now: float) -> None:
-    """Put a caller's options into a request that comes at `now`."""
-    request.priority, request.tenant, request.salt = int(wishes.priority), wishes.tenant, wishes.cache_salt
-    request.deadline = None if wishes.deadline is None else now + wishes.deadline
-    request.expires = None if wishes.timeout is None else now + wishes.timeout
-    request.retain = tuple(one.range(request.num_prompt_tokens, now) for one in wishes.retain)

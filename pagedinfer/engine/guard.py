@@ -11,10 +11,11 @@ from math import isnan
 from typing import Any, TypeVar
 
 from pagedinfer.config import EngineConfig
+from pagedinfer.engine.interrupt import GuestInterrupt, interruptible
 from pagedinfer.engine.look import RequestView, SchedulerView
 from pagedinfer.engine.policy import Policy
 from pagedinfer.engine.request import Request
-from pagedinfer.errors import describe_error
+from pagedinfer.errors import ConfigError, describe_error
 from pagedinfer.trace.bus import EventBus
 from pagedinfer.trace.events import Error
 
@@ -31,8 +32,11 @@ class Guard:
         chunks: whether it decides chunks itself even when all pending tokens fit the budget.
     """
 
-    def __init__(self, policy: Policy, config: EngineConfig, bus: EventBus, view: SchedulerView) -> None:
-        self.policy = policy
+    def __init__(self, policy: object, config: EngineConfig, bus: EventBus, view: SchedulerView) -> None:
+        if not isinstance(policy, Policy):
+            what = f"the class {policy.__name__}" if isinstance(policy, type) else repr(policy)
+            raise ConfigError(f"policy is {what:.80}; it must be an object of a class made from Policy.")
+        self.policy: Policy = policy
         self.chunks = type(policy).chunk is not Policy.chunk or config.max_chunk_tokens is not None
         self._default = Policy(config)
         self._bus = bus
@@ -40,9 +44,12 @@ class Guard:
 
     def _ask(self, name: str, ask: Callable[[Policy], T], check: Callable[[T], str | None]) -> T:
         try:
-            answer = ask(self.policy)
-            wrong = check(answer)
-        except Exception as error:
+            with interruptible():
+                answer = ask(self.policy)
+                wrong = check(answer)
+        except BaseException as error:  # whatever it is, the plan stays whole; `exit()` too
+            if isinstance(error, KeyboardInterrupt) and not isinstance(error, GuestInterrupt):
+                raise  # nobody has remembered it: a fork or a re-run, whose scheduler is given up
             wrong = describe_error(error)
         if wrong is None:
             return answer

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["DeferredInterrupt"]
+__all__ = ["DeferredInterrupt", "GuestInterrupt", "interruptible"]
+
+
+class GuestInterrupt(KeyboardInterrupt):
+    """A second Ctrl-C in `interruptible` code. Whoever asked it may swallow this: the first is still remembered."""
+
+
+_guest = threading.local()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Around code of others that is asked in the middle of a step (a policy): a second Ctrl-C raises `GuestInterrupt`
+    in it, at once. The interrupt itself still waits for the step's end.
+    """
+    _guest.asked = True
+    try:
+        yield
+    finally:
+        _guest.asked = False
 
 
 class DeferredInterrupt:
@@ -15,7 +36,7 @@ class DeferredInterrupt:
 
     Inside, an interrupt is remembered and raised when the block ends, also when an error ends it. While
     `interrupt.forward` is True (the runner works; its plan can be cancelled) a second one raises at once. Bookkeeping
-    is never cut in the middle. Blocks may be nested: the outermost one raises.
+    is never cut in the middle, but `interruptible` code is. Blocks may be nested: the outermost one raises.
     """
 
     def __init__(self) -> None:
@@ -37,6 +58,8 @@ class DeferredInterrupt:
         if self.pending and self.forward:
             self.pending = False
             raise KeyboardInterrupt
+        if self.pending and getattr(_guest, "asked", False):
+            raise GuestInterrupt("a second Ctrl-C")
         self.pending = True
 
     def __exit__(self, *exc: object) -> None:

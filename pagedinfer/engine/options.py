@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pagedinfer.checks import MAX_FLOAT, check_int, check_real
-from pagedinfer.engine.request import BACKGROUND, INTERACTIVE
+from pagedinfer.checks import MAX_FLOAT, check_int, check_real, check_text
+from pagedinfer.engine.request import BACKGROUND, INTERACTIVE, Request
 from pagedinfer.errors import ConfigError
 from pagedinfer.memory.prefix import PINNED
 
@@ -76,17 +76,27 @@ class RequestOptions:
             object.__setattr__(self, "priority", CLASSES[self.priority])
         check_int("priority", self.priority, -1000, 1000)
         for name in ("tenant", "cache_salt"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a string.")
+            check_text(name, getattr(self, name))
         if self.deadline is not None:
             check_real("deadline", self.deadline, -MAX_FLOAT)
         if self.timeout is not None:
             check_real("timeout", self.timeout, 0.0)
+        if not isinstance(self.retain, Sequence):
+            raise ConfigError(
+                f"retain={self.retain!r}: give a list of Retain(start=..., end=..., priority=...) objects."
+            )
         wrong = [r for r in self.retain if not isinstance(r, Retain)]
         if wrong:
             raise ConfigError(
                 f"retain holds {wrong[0]!r}; give Retain(start=..., end=..., priority=...) objects."
             )
+
+    def apply(self, request: Request, now: float) -> None:
+        """Put the options into a request that comes at `now`."""
+        request.priority, request.tenant, request.salt = int(self.priority), self.tenant, self.cache_salt
+        request.deadline = None if self.deadline is None else now + self.deadline
+        request.expires = None if self.timeout is None else now + self.timeout
+        request.retain = tuple(one.range(request.num_prompt_tokens, now) for one in self.retain)
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> RequestOptions:

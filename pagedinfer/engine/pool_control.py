@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedinfer.checks import check_int
+from pagedinfer.checks import check_int, check_text
 from pagedinfer.engine.watched import Watched
 from pagedinfer.errors import ConfigError
 
@@ -17,6 +17,7 @@ class PoolControl(Watched):
 
         Call it after changing the model's weights in place: what they computed before is wrong now.
         """
+        check_text("why", why)
         with self._operations.run():
             self._check_open()
             return self.scheduler.reset_prefix_cache(why)
@@ -47,6 +48,7 @@ class PoolControl(Watched):
         Raises:
             ConfigError: paged memory has no holes. RequestError: a step is open.
         """
+        check_text("why", why)
         with self._operations.run():
             self._check_open()
             if self.config.allocator == "paged":

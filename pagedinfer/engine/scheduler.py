@@ -14,8 +14,7 @@ hold is ended, not retried. So each step computes a token, ends a request, or fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.admission import Admission
@@ -27,6 +26,7 @@ from pagedinfer.engine.plan import StepPlan, StepResult
 from pagedinfer.engine.planner import Planner
 from pagedinfer.engine.policies import make_policy
 from pagedinfer.engine.policy import Policy
+from pagedinfer.engine.pool_books import PoolBooks
 from pagedinfer.engine.queues import Queues
 from pagedinfer.engine.request import Request, Status
 from pagedinfer.engine.waiting import WaitingQueue
@@ -34,14 +34,13 @@ from pagedinfer.errors import RequestError, UnknownRequest, count
 from pagedinfer.memory.allocator import KVAllocator
 from pagedinfer.memory.keys import KeyTable
 from pagedinfer.memory.make import MakeMemory, make_allocator
-from pagedinfer.memory.ops import BlockOp
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
 
 __all__ = ["Scheduler", "Update"]
 
 
-class Scheduler:
+class Scheduler(PoolBooks):
     """Makes plans and closes them. Pure bookkeeping: it never sees a tensor, a token's value or a clock.
 
     A plan is a transaction: open from `schedule` until `commit` or `cancel`. Several may be open (the next step is
@@ -115,16 +114,6 @@ class Scheduler:
     def open_plans(self) -> Sequence[OpenPlan]:
         """Plans that are neither committed nor cancelled, oldest first."""
         return self._open
-
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        """Around each change: events go out at its end, when the books are whole and subscribers may change more."""
-        with self.bus.hold():
-            outer, self.is_changing = self.is_changing, True
-            try:
-                yield
-            finally:
-                self.is_changing = outer
 
     # -- requests come and go -----------------------------------------------------------------------------------
 
@@ -324,56 +313,6 @@ class Scheduler:
                 updates.append(by_id.setdefault(rid, Update(request)))
             by_id[rid].finish_reason, by_id[rid].detail = reason, detail
         return updates
-
-    # -- memory, between steps ----------------------------------------------------------------------------------
-
-    def reset_prefix_cache(self, why: str = "asked for") -> bool:
-        """Forget everything cached. False, and nothing changes, while a block is in use, here or on the host, or a plan
-        is open.
-        """
-        if self._open or self.is_changing or self.queues.swapped:
-            return False
-        with self._change():
-            return self.blocks.reset_prefix_cache(why)
-
-    def plan_resize(self, num_blocks: int) -> list[BlockOp]:
-        """The moves that a pool of another size needs first; for the runner, before `resize`.
-
-        Raises:
-            RequestError: a plan is open, or a request swapped out since the last step still has to be copied.
-            OutOfBlocks: more blocks are in use.
-        """
-        self._check_at_rest("resized")
-        return self.blocks.plan_resize(num_blocks)
-
-    def resize(self, num_blocks: int, ops: Sequence[BlockOp]) -> None:
-        """The runner has done the moves of `plan_resize` and has the new size: the books follow."""
-        with self._change():
-            self.blocks.resize(num_blocks, ops)
-            if self.bus.subs:
-                self.bus.emit(ev.Resize(num_blocks))
-
-    def plan_compact(self) -> list[BlockOp]:
-        """The moves that close the holes of a contiguous pool; for the runner, before `compact`.
-
-        Raises:
-            RequestError: as `plan_resize`.
-        """
-        self._check_at_rest("compacted")
-        return self.blocks.plan_compact()
-
-    def _check_at_rest(self, doing: str) -> None:
-        if self._open or self.is_changing:
-            raise RequestError(f"The pool cannot be {doing} while a step is open.")
-        if self.blocks.ops:
-            raise RequestError(f"The pool cannot be {doing} before the next step: it copies swapped blocks.")
-
-    def compact(self, ops: Sequence[BlockOp], why: str) -> None:
-        """The runner has done the moves of `plan_compact`: the books follow."""
-        with self._change():
-            if self.bus.subs:
-                self.bus.emit(ev.Compact(why))
-            self.blocks.compact(ops, why)
 
     # -- whole state --------------------------------------------------------------------------------------------
 

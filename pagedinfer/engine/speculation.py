@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from pagedinfer.engine.drafter import Drafter
+from pagedinfer.engine.interrupt import interruptible
 from pagedinfer.engine.plan import StepPlan, StepResult
 from pagedinfer.engine.request import Request
 from pagedinfer.errors import describe_error
@@ -67,9 +69,10 @@ class Speculation:
             goes_on = limit > 0 and rid not in ends and rid not in result.errors
             if goes_on and may_speculate(request, num_output_tokens):
                 try:
-                    guess = list(self.drafter.propose(request, new, limit))[:limit]
-                    self._check(guess)
-                except Exception as error:
+                    with interruptible():
+                        guess = list(islice(self.drafter.propose(request, new, limit), limit))
+                        self._check(guess)
+                except BaseException as error:  # the plan is open: whatever it is, the step must go on
                     self._report(f"no drafts for {rid}: {describe_error(error)}")
                 else:
                     drafts |= {rid: guess} if guess else {}

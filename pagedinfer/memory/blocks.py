@@ -226,10 +226,11 @@ class BlockManager(BlockTables):
                 for i in range(first, end)
                 if table[i] != GONE and self.pool.cache.add(table[i], group, keys[i])
             ]
-            if run and self._bus.subs:
-                parent = keys[run[0] - 1].id if run[0] else -1
-                blocks, ids = tuple(table[i] for i in run), tuple(keys[i].id for i in run)
-                self._bus.emit(ev.Cache(rid, blocks, ids, parent, group))
+            if self._bus.subs:
+                for start, stop in _stretches(run):
+                    parent = keys[start - 1].id if start else -1
+                    ids = tuple(key.id for key in keys[start:stop])
+                    self._bus.emit(ev.Cache(rid, tuple(table[start:stop]), ids, parent, group))
             if retain:
                 self._retain([*range(first if is_first else 0), *run], table, set(run), retain)
 
@@ -300,3 +301,14 @@ class BlockManager(BlockTables):
     def __repr__(self) -> str:
         used = self.num_blocks - self.pool.num_unused
         return f"BlockManager({used} of {self.num_blocks} blocks used, block_size={self.block_size})"
+
+
+def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, end) of the runs of consecutive numbers: a twin in the middle of a chain stays private."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = found[-1][0], number + 1
+        else:
+            found.append((number, number + 1))
+    return found

@@ -12,6 +12,7 @@ import torch
 from pagedinfer.backends.host_pool import HostPool
 from pagedinfer.backends.kv_storage import KVStorage
 from pagedinfer.backends.model_inputs import ModelInputs
+from pagedinfer.config import EngineConfig
 from pagedinfer.engine.plan import BlockOp, StepPlan, StepResult, TokenLogprobs
 from pagedinfer.errors import ConfigError, EngineClosed
 from pagedinfer.model.protocols import CausalModel, ModelInfo
@@ -119,6 +120,22 @@ class TorchRunner:
         self._kv.resize(num_blocks)
         self._ops.forget()
         self._last_plan = None
+
+    def twin(self, config: EngineConfig) -> TorchRunner:
+        """Another runner over the same model, with a pool of the size that `config` says.
+
+        Raises:
+            EngineClosed: after `close`. ConfigError: there is no memory for it.
+        """
+        if self._decoder is None:
+            raise EngineClosed("this runner was closed; make a new one.")
+        return TorchRunner(
+            self._decoder,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_host_blocks=config.num_host_blocks,
+            grouped=config.group_windows != (None,),
+        )
 
     def _compute(self, decoder: CausalModel, plan: StepPlan) -> StepResult:
         start = time.perf_counter()

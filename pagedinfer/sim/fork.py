@@ -82,6 +82,12 @@ def fork(
     known, config = recording.config, _changed(recording, changes)
     now = config.to_dict()  # values as a recording holds them
     changes = {name: now[name] for name in changes if known.get(name) != now[name]}
+    if not (
+        policy is None
+        or isinstance(policy, Policy)
+        or (isinstance(policy, type) and issubclass(policy, Policy))
+    ):
+        raise ConfigError(f"policy={policy!r:.80}: give a policy of your own or its class, made from Policy.")
     chosen = policy(config) if isinstance(policy, type) else policy or recorded_policy
     label = changes | ({"policy": type(chosen).__name__} if policy is not None else {})
     fixed = [name for name in changes if name not in LIVE_SETTINGS]

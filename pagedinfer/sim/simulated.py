@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from pagedinfer.config import EngineConfig
 from pagedinfer.engine.plan import BlockOp, ScheduledRequest, StepPlan, StepResult
 
 __all__ = ["SimulatedRunner", "counting_rule"]
@@ -88,6 +89,12 @@ class SimulatedRunner:
         while token in item.forbidden_token_ids:
             token = (token + 1) % self.vocab_size
         return token
+
+    def twin(self, config: EngineConfig) -> SimulatedRunner:
+        """Another of its kind; no setting of an engine matters to it."""
+        return SimulatedRunner(
+            vocab_size=self.vocab_size, rule=self._rule, bytes_per_block=self._bytes_per_block
+        )
 
     def close(self) -> None:
         """Nothing to free."""

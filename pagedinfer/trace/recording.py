@@ -27,7 +27,7 @@ from pagedinfer.trace.replay import State
 from pagedinfer.trace.tables import Table, block_table, event_table, request_table, step_table
 from pagedinfer.trace.watch import Stop, Watch
 
-__all__ = ["Recording", "RecordingError"]
+__all__ = ["Recording", "RecordingError", "recording_of"]
 
 KEYFRAME_STEPS = 64
 """Every so many steps a folded state is kept, so that going back costs at most this many steps of folding."""
@@ -277,6 +277,18 @@ def _write(path: str | PathLike[str], data: bytes) -> Path:
     partial.write_bytes(data)
     partial.replace(target)
     return target
+
+
+def recording_of(given: Any) -> Recording:
+    """The recording itself, or that of a session, a branch or whatever else has one as `recording`.
+
+    Raises:
+        ConfigError: it is nothing of the kind.
+    """
+    found = given if isinstance(given, Recording) else getattr(given, "recording", None)
+    if not isinstance(found, Recording):
+        raise ConfigError(f"A view shows a Recording, not a {type(given).__name__}; record an engine first.")
+    return found
 
 
 def _refuse_constant(name: str) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pagedinfer.errors import ConfigError
-from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.views.attention import AttentionView, attention_svg
 from pagedinfer.views.batch import BatchComposition
 from pagedinfer.views.blocks import block_map_svg
@@ -91,13 +91,14 @@ def EngineView(
             `pagedinfer.views.widget.EngineView`.
 
     Raises:
-        ConfigError: no such tier. ModuleNotFoundError: the tier asked for needs a package that is not installed.
+        ConfigError: no such tier, or no recording.
+        ModuleNotFoundError: the tier asked for needs a package that is not installed.
     """
     if tier not in (None, *TIERS):
         raise ConfigError(
             f"tier={tier!r}: it must be one of {', '.join(TIERS)}, or None to choose by itself."
         )
-    why = ""
+    recording, why = recording_of(recording), ""
     for name in TIERS if tier is None else (tier,):
         if name != "anywidget":
             options = {key: value for key, value in options.items() if key not in LIVE_ONLY} | {"why": why}

@@ -8,7 +8,7 @@ from html import escape
 from itertools import count, groupby
 
 from pagedinfer.errors import ConfigError
-from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.views.lives import DECODE, PREFILL, RECOMPUTE, STALL, Life, lives_of
 from pagedinfer.views.marks import PATTERNS, SMALL, cursor, hatched, heading, plain, share, step_axis
 from pagedinfer.views.palette import colour_of, texture_of
@@ -171,6 +171,7 @@ class BatchComposition(SteppedView):
         step: int = -1,
         title: str = "Batch composition",
     ) -> None:
+        recording = recording_of(recording)
         used = 1 + max((bar.slot for bar in continuous_batching(recording, 1).bars), default=0)
         num_slots = used if num_slots is None else num_slots
         if (

@@ -9,7 +9,7 @@ from typing import Any
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.metrics import percentile
 from pagedinfer.trace.phases import PHASES
-from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.views.histogram import bins, draw_histogram
 from pagedinfer.views.lives import DECODE, PREFILL, QUEUE, RECOMPUTE, STALL, Life, lives_of
 from pagedinfer.views.marks import PATTERNS, SMALL, cursor, hatched, heading, plain, share, step_axis
@@ -56,7 +56,7 @@ class Latency(SteppedView):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if name not in SERIES or not is_number or not value > 0:
                 raise ConfigError(f"slo {name}={value!r}: give TTFT, TPOT or ITL a number of {unit} above 0.")
-        self.unit = unit
+        self.unit, recording = unit, recording_of(recording)
         self.lives = lives_of(recording, unit)
         super().__init__(title, recording.first_step, recording.last_step, step)
 

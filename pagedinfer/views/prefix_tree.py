@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.views.marks import PATTERNS, SMALL, block_names, hatched, heading, share, wrapped
 from pagedinfer.views.prefix_cache import CachedPrefix, PrefixCache, prefix_caches
 from pagedinfer.views.stepped import Sheet, SteppedView
@@ -44,7 +44,7 @@ class PrefixTree(SteppedView):
     name = "Prefix tree"
 
     def __init__(self, recording: Recording, *, step: int = -1, title: str = "Prefix tree") -> None:
-        self.recording = recording
+        self.recording = recording = recording_of(recording)
         self._caches: Iterator[PrefixCache] = iter(())
         self._now: PrefixCache | None = None
         super().__init__(title, recording.first_step, recording.last_step, step)
