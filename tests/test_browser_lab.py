@@ -286,8 +286,7 @@ def test_from_run_all_to_the_saved_file_without_scripts(lab, new_page, artifacts
     assert page.evaluate(IN_KERNEL, f"print(*sorted({state}.block_table))") == " ".join(mine)
     expect(view.locator(".pi-details tbody tr")).to_have_count(len(mine))
 
-    _stop_at_a_breakpoint(page, view)
-    view.screenshot(path=artifacts / "lab-breakpoint.png")
+    _stop_at_a_breakpoint(page, view, artifacts)
     _compare(page)
     page.screenshot(path=artifacts / "lab-compared.png")
     assert not page.external, page.external[:5]
@@ -295,7 +294,7 @@ def test_from_run_all_to_the_saved_file_without_scripts(lab, new_page, artifacts
     _read_without_scripts(page, lab, new_page, artifacts)
 
 
-def _stop_at_a_breakpoint(page, view):
+def _stop_at_a_breakpoint(page, view, artifacts):
     box = view.get_by_label("Stop when", exact=True)
     box.fill("any preempted twice over")
     box.press("Enter")
@@ -314,6 +313,7 @@ def _stop_at_a_breakpoint(page, view):
     expect(view.locator(".pi-notice")).to_have_text(f"Stop at step {step}: {cause}")
     expect(view.locator(".pi-note-preempted")).to_have_count(1)
     expect(view.locator(".pi-axis [data-stop]")).to_have_attribute("data-stop", step)
+    view.screenshot(path=artifacts / "lab-breakpoint.png")
     page.evaluate(IN_KERNEL, "await session.play()")  # goes on to the next stop
     expect(view.locator(".pi-axis [data-stop]")).to_have_count(2)
     last = int(view.get_attribute("data-last"))

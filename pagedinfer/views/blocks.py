@@ -134,7 +134,10 @@ class _Grid:
             self.rings.append(_box(x + 0.5, y + 0.5, a - 1, b - 1, r))
         if a >= 26 and b >= 20:  # the label lies wholly on the filled or wholly on the empty part
             place = b / 2 + 4 if full >= 1 or block.ref_count > 1 else b - 5 if full >= 0.5 else 12.5
-            name = self.film.lanes[owner].label + (f" ×{block.ref_count}" if block.ref_count > 1 else "")
+            name = label = self.film.lanes[owner].label
+            if (users := block.ref_count) > 1:  # where the frame of a shared block has room for both
+                names = (f"{label} ×{users}", f"{label}×{users}")
+                name = next((name for name in names if 7.6 * len(name) <= a - 10), label)
             ink = f"pi-o{colour}" if full >= 0.5 else "pi-ink"
             self.labels.append(text(x + a / 2, y + place, name, f"{ink} pi-small pi-strong", "middle"))
 

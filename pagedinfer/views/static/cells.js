@@ -38,9 +38,11 @@ function svgPainter(view, width) {
     if (written) node.append(make("svg:path", { class: "pi-notch", d: `M${a - notch} 0h${notch}v${notch}z` }));
     if (labelled) {
       const y = share >= 1 || kind === "shared" ? b / 2 + 4 : share >= 0.5 ? b - 5 : 12.5;
-      node.append(make("svg:text", { x: a / 2, y, class: share >= 0.5 ? "pi-name pi-on" : "pi-name" }, film.lanes[lane].label + (refs > 1 ? ` ×${refs}` : "")));
+      node.append(make("svg:text", { x: a / 2, y, class: share >= 0.5 ? "pi-name pi-on" : "pi-name" }, nameFor(film.lanes[lane].label, refs)));
     }
   }
+  // With the number of users where the frame of a shared block has room for both.
+  const nameFor = (label, refs) => (refs < 2 ? label : [`${label} ×${refs}`, `${label}×${refs}`].find((name) => 7.6 * name.length <= a - 10) ?? label);
   // A word on a hatched block stands on a plate of its own.
   const tag = (word) => [make("svg:rect", { class: "pi-plate", x: a / 2 - 3.3 * word.length, y: b / 2 - 7, width: 6.6 * word.length, height: 14, rx: 2 }),
     make("svg:text", { x: a / 2, y: b / 2 + 4, class: "pi-name" }, word)];
