@@ -388,3 +388,24 @@ def test_random_calls(examples, steps):
             print_blob=True,
         ),
     )
+
+
+def test_retention_that_came_back_with_a_cancel_still_ends():
+    """Found by the machine: evicted in a plan, its end looked at in the next, both cancelled: it was kept for ever."""
+    blocks = BlockManager(1, 1, EventBus())
+    table, keys = KeyTable(), []
+    table.extend(keys, None, [7, 8], 1)
+    blocks.allocate("a", 1)
+    blocks.publish("a", keys, 1, [(0, 1, 0, 5.0)])
+    blocks.free("a", "finish")
+    first, second = Journal(), Journal()
+    blocks.journal = first
+    blocks.allocate("b", 1)
+    blocks.journal = second
+    blocks.expire(9.0)
+    second.undo()
+    first.undo()
+    blocks.journal = None
+    blocks.check()
+    blocks.expire(9.0)
+    assert blocks.snapshot()["retained"] == {}

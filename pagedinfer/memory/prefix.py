@@ -121,7 +121,7 @@ class PrefixCache:
         self._blocks[group][key] = block_id
         self._ghosts.pop(key, None)
         if retained is not None:
-            self.retained[block_id] = retained
+            self.retain(block_id, *retained)  # its end may have come and gone meanwhile
 
     def move(self, source: int, to: int) -> None:
         """What `source` held is in block `to` now."""
