@@ -14,6 +14,7 @@ from pagedinfer.errors import OutOfBlocks, count
 from pagedinfer.memory.keys import BlockKey
 from pagedinfer.memory.ops import BlockOp
 from pagedinfer.memory.prefix import first_in_window
+from pagedinfer.memory.refusals import Refusals
 from pagedinfer.memory.tables import GONE, BlockTables
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -21,7 +22,7 @@ from pagedinfer.trace.bus import EventBus
 __all__ = ["BlockManager"]
 
 
-class BlockManager(BlockTables):
+class BlockManager(BlockTables, Refusals):
     """Hands out blocks and takes them back: the paged `KVAllocator`. Each method does all of its work or nothing.
 
     Attributes:
@@ -183,20 +184,6 @@ class BlockManager(BlockTables):
             self._append(rid, group, tuple(new[taken : taken + end - first]), first)
             taken += end - first
         return new
-
-    def ask(self, needed: int) -> None:
-        """Count a call that wants `needed` blocks; fault injection may refuse it.
-
-        Raises:
-            OutOfBlocks: refused.
-        """
-        call = self.num_calls
-        self.num_calls += 1
-        if call in self.refuse_calls:
-            self.refuse_calls.discard(call)
-            if self._bus.subs:
-                self._bus.emit(ev.Refuse(call, needed))
-            raise OutOfBlocks(needed, self.num_free)
 
     # -- the prefix cache -----------------------------------------------------------------------------------------
 

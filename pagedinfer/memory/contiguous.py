@@ -15,6 +15,7 @@ from pagedinfer.memory import sliding
 from pagedinfer.memory.extent_tables import ExtentTables
 from pagedinfer.memory.keys import BlockKey
 from pagedinfer.memory.ops import BlockOp
+from pagedinfer.memory.refusals import Refusals
 from pagedinfer.memory.reservation import STRATEGIES, Reservation
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.bus import EventBus
@@ -22,7 +23,7 @@ from pagedinfer.trace.bus import EventBus
 __all__ = ["STRATEGIES", "ContiguousAllocator"]
 
 
-class ContiguousAllocator(ExtentTables):
+class ContiguousAllocator(ExtentTables, Refusals):
     """Hands out extents: the contiguous `KVAllocator`. Each method does all of its work or nothing.
 
     A request that outgrows its extent takes the free blocks behind it; where they are taken it moves to a hole that is
@@ -236,20 +237,6 @@ class ContiguousAllocator(ExtentTables):
         """Give back the blocks that `num_tokens` tokens do not need, unless they are reserved for later ones."""
         if self.strategy.reserves == "known":
             self._cut(rid, self.blocks_for(num_tokens))
-
-    def ask(self, needed: int) -> None:
-        """Count a call that wants `needed` blocks; fault injection may refuse it.
-
-        Raises:
-            OutOfBlocks: refused.
-        """
-        call = self.num_calls
-        self.num_calls += 1
-        if call in self.refuse_calls:
-            self.refuse_calls.discard(call)
-            if self._bus.subs:
-                self._bus.emit(ev.Refuse(call, needed))
-            raise OutOfBlocks(needed, self.num_free)
 
     def _emit_error(self, what: str) -> None:
         if self._bus.subs:

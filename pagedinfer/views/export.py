@@ -13,38 +13,10 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, read_static, style
 from pagedinfer.views.film import film_of
 from pagedinfer.views.frame import Frame
+from pagedinfer.views.page import KEYS, PAGE
 from pagedinfer.views.picture import PANES, check_panes, picture_svg
 
 __all__ = ["export_html"]
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-{style}
-</style>
-</head>
-<body class="pi-page-body">
-<main>
-<h1>{title}</h1>
-{summary}
-<h2 class="pi-unseen">Step by step</h2>
-<div id="view"></div>
-<noscript>{picture}</noscript>
-{texts}
-<footer>Left and Right step, Shift for ten, Home and End, Space plays. Click a block or a request.</footer>
-</main>
-<script type="application/json" id="data">{data}</script>
-<script type="module">
-{script}
-</script>
-</body>
-</html>
-"""
 
 # Stands in for anywidget's model: the same module runs on it.
 _MODEL = """
@@ -95,10 +67,11 @@ def export_html(
     data = json.dumps({"model": model, "film": base64.b64encode(film.encode()).decode()}).replace(
         "<", "\\u003c"
     )
-    page = _PAGE.format(
+    page = PAGE.format(
         title=escape(title), style=style() + read_static("page.css"),
         summary=_summary(summary or _own_summary(recording)),
-        picture=picture_svg(recording, step, request, panes), texts=_texts(texts or {}), data=data,
+        picture=picture_svg(recording, step, request, panes), data=data,
+        rest=f"{_texts(texts or {})}\n<footer>{KEYS} Click a block or a request.</footer>",
         script=esm().replace("export default { render };", "") + _MODEL,
     )  # fmt: skip
     target = Path(path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedinfer.views.assets import read_static
+from pagedinfer.views.page import KEYS, PAGE
 from pagedinfer.views.palette import css, static_css
 
 if TYPE_CHECKING:
@@ -20,34 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["sheet_esm", "sheet_style", "write_page"]
 
 SCRIPTS = ("dom", "controls", "sheet")
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-{style}
-</style>
-</head>
-<body class="pi-page-body">
-<main>
-<h1>{title}</h1>
-{summary}
-<h2 class="pi-unseen">Step by step</h2>
-<div id="view"></div>
-<noscript>{picture}</noscript>
-<footer>Left and Right step, Shift for ten, Home and End, Space plays.</footer>
-</main>
-<script type="application/json" id="data">{data}</script>
-<script type="module">
-{script}
-</script>
-</body>
-</html>
-"""
 
 # Stands in for anywidget's model: the same module runs on it.
 _MODEL = """
@@ -86,9 +59,10 @@ def write_page(view: SteppedView, target: Path, summary: Mapping[str, str]) -> P
         f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>"
         for name, value in summary.items()
     )
-    page = _PAGE.format(
+    page = PAGE.format(
         title=escape(view.title), style=sheet_style() + read_static("page.css"),
         summary=f'<dl class="pi-summary">{cells}</dl>' if cells else "", picture=view.svg(),
+        rest=f"<footer>{KEYS}</footer>",
         data=data.replace("<", "\\u003c"), script=sheet_esm().replace("export default { render };", "") + _MODEL,
     )  # fmt: skip
     target.write_text(page, encoding="utf-8", errors="backslashreplace")
