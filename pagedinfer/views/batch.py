@@ -171,7 +171,7 @@ class BatchComposition(SteppedView):
         step: int = -1,
         title: str = "Batch composition",
     ) -> None:
-        recording = recording_of(recording)
+        self.recording = recording = recording_of(recording)
         used = 1 + max((bar.slot for bar in continuous_batching(recording, 1).bars), default=0)
         num_slots = used if num_slots is None else num_slots
         if (
@@ -183,10 +183,14 @@ class BatchComposition(SteppedView):
                 f"num_slots={num_slots!r}: it must be an integer from {used}, which this run used, to {MAX_SLOTS}."
             )
         self.num_slots = num_slots
-        self.static = static_batching(recording, num_slots)
-        self.continuous = continuous_batching(recording, num_slots)
-        last = max(self.static.last, self.continuous.last, recording.last_step)
-        super().__init__(title, recording.first_step, last, step)
+        super().__init__(title, [recording], step)
+
+    def read(self) -> tuple[int, int]:
+        """Both ways to batch."""
+        self.static = static_batching(self.recording, self.num_slots)
+        self.continuous = continuous_batching(self.recording, self.num_slots)
+        last = max(self.static.last, self.continuous.last, self.recording.last_step)
+        return self.recording.first_step, last
 
     def sheet(self, step: int, width: int) -> Sheet:
         """Both charts over one axis of steps."""

@@ -119,20 +119,27 @@ class RunComparison(SteppedView):
             starts = f"{pair[0].first_step} and {pair[1].first_step}"
             raise ConfigError(f"The runs begin after steps {starts}; compare runs that begin together.")
         self.runs = [_Run(name, recording) for name, recording in zip(self.names, pair, strict=True)]
+        super().__init__(title, pair, -1)
+        if step is not None:
+            self.cursor = step
+        elif self.divergence is not None:
+            self.cursor = self.divergence[0]
+
+    def read(self) -> tuple[int, int]:
+        """Where the runs differ, and what each has put out by when."""
         self._numbers: dict[str, int] = {}
-        for one in self.runs:
-            self._look_through(one)
-        self.divergence = divergence_of(pair[0], pair[1], self.names)
+        for run in self.runs:
+            self._look_through(run)
+        first, second = (run.recording for run in self.runs)
+        self.divergence = divergence_of(first, second, self.names)
         self._differs = self._different_steps()
-        last = max(recording.last_step for recording in pair)
-        opening = step if step is not None else self.divergence[0] if self.divergence else -1
-        super().__init__(title, pair[0].first_step, last, opening)
+        return first.first_step, max(first.last_step, second.last_step)
 
     def _look_through(self, run: _Run) -> None:
         for event in run.recording.events:
             if isinstance(event, Submit | Fork):
                 self._numbers.setdefault(event.rid, len(self._numbers))
-        total = 0
+        total, run.output = 0, []
         for step in range(run.recording.first_step, run.recording.last_step + 1):
             for event in run.recording.step_events(step):
                 total += sum(event.tokens.values()) if isinstance(event, Commit) else 0

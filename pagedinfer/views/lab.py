@@ -74,10 +74,15 @@ class FragmentationLab(SteppedView):
         title: str = "Fragmentation lab",
     ) -> None:
         self.recordings = named_recordings(recordings)
+        for recording in self.recordings.values():
+            recording.at(recording.first_step)  # says so if it is empty
+        super().__init__(title, list(self.recordings.values()), step)
+
+    def read(self) -> tuple[int, int]:
+        """The requests' colours and the chart's lines."""
         self._layouts: dict[tuple[str, int], Layout] = {}
         self._numbers: dict[str, int] = {}
         for recording in self.recordings.values():
-            recording.at(recording.first_step)  # says so if it is empty
             for event in recording.events:
                 if isinstance(event, Submit | Fork):
                     self._numbers.setdefault(event.rid, len(self._numbers))
@@ -87,7 +92,7 @@ class FragmentationLab(SteppedView):
             if is_contiguous(recording)
         }
         first = min(recording.first_step for recording in self.recordings.values())
-        super().__init__(title, first, max(r.last_step for r in self.recordings.values()), step)
+        return first, max(recording.last_step for recording in self.recordings.values())
 
     def layout(self, name: str, step: int | None = None) -> Layout:
         """The address space of one recording at a step."""

@@ -56,9 +56,13 @@ class Latency(SteppedView):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if name not in SERIES or not is_number or not value > 0:
                 raise ConfigError(f"slo {name}={value!r}: give TTFT, TPOT or ITL a number of {unit} above 0.")
-        self.unit, recording = unit, recording_of(recording)
-        self.lives = lives_of(recording, unit)
-        super().__init__(title, recording.first_step, recording.last_step, step)
+        self.unit, self.recording = unit, recording_of(recording)
+        super().__init__(title, [self.recording], step)
+
+    def read(self) -> tuple[int, int]:
+        """The lives of all requests."""
+        self.lives = lives_of(self.recording, self.unit)
+        return self.recording.first_step, self.recording.last_step
 
     # -- numbers --------------------------------------------------------------------------------------------------
 

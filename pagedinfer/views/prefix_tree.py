@@ -45,9 +45,13 @@ class PrefixTree(SteppedView):
 
     def __init__(self, recording: Recording, *, step: int = -1, title: str = "Prefix tree") -> None:
         self.recording = recording = recording_of(recording)
+        super().__init__(title, [recording], step)
+
+    def read(self) -> tuple[int, int]:
+        """Start over: a cache that was folded half-way into a step is not kept."""
         self._caches: Iterator[PrefixCache] = iter(())
         self._now: PrefixCache | None = None
-        super().__init__(title, recording.first_step, recording.last_step, step)
+        return self.recording.first_step, self.recording.last_step
 
     def cache(self, step: int | None = None) -> PrefixCache:
         """The cache at a step: read it before you ask for another. Asking for later steps in turn is quick."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pagedinfer.errors import ConfigError, RecordingError
 from pagedinfer.views.raster import png_of
 from pagedinfer.views.svg import Drawing, document, translate
 
-__all__ = ["NARROW", "WIDE", "Sheet", "SteppedView", "check_width"]
+__all__ = ["NARROW", "WIDE", "Sheet", "Source", "SteppedView", "check_width"]
 
 WIDE, NARROW = 920, 430
 """Widths in pixels that a page and a widget choose from: a projector's and a phone's."""
@@ -69,29 +69,69 @@ def check_width(width: int) -> int:
     return width
 
 
+class Source(Protocol):
+    """What a view reads: a recording, or what a tap has kept. It may grow."""
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step in it."""
+
+    def __len__(self) -> int:
+        """How much is in it."""
+
+
 class SteppedView(ABC):
     """A view of one or more recordings with a cursor.
 
     In a notebook it is a widget where the extra "view" is installed (Left and Right step, Shift for ten, Home and
-    End, Space plays), and a picture elsewhere. It takes the recordings as they are when it is made.
+    End, Space plays), and a picture elsewhere. Where what it shows grows, it goes along.
 
     Attributes:
         title: the view's name, for headings and screen readers.
+        sources: what it reads.
         first_step, last_step: the steps it can show.
     """
 
     name = "view"
 
-    def __init__(self, title: str, first_step: int, last_step: int, step: int) -> None:
-        self.title, self.first_step, self.last_step = title, first_step, last_step
-        self._cursor = self.clamp(step)
+    def __init__(self, title: str, sources: Sequence[Source], step: int | None) -> None:
+        self.title, self.sources = title, tuple(sources)
         self._widget: Any = None
+        self._known = self._lengths()
+        self.first_step, self.last_step = self.read()
+        self._cursor = self.last_step
+        self._cursor = self.clamp(step)
 
     # -- what a view says -----------------------------------------------------------------------------------------
 
     @abstractmethod
+    def read(self) -> tuple[int, int]:
+        """Take in the sources as they are now. Returns the first and the last step that the view can show."""
+
+    @abstractmethod
     def sheet(self, step: int, width: int) -> Sheet:
         """The drawing of a step."""
+
+    # -- growing --------------------------------------------------------------------------------------------------
+
+    def _lengths(self) -> list[tuple[int, int]]:
+        return [(source.last_step, len(source)) for source in self.sources]
+
+    def update(self) -> bool:
+        """Take in what the sources have got since; a view that showed the last step shows the new last one.
+
+        Returns:
+            Whether there was anything.
+        """
+        now = self._lengths()
+        if now == self._known:
+            return False
+        at_end = self.cursor == self.last_step
+        self._known = now
+        self.first_step, self.last_step = self.read()
+        if at_end:
+            self.cursor = self.last_step
+        return True
 
     # -- time -----------------------------------------------------------------------------------------------------
 
