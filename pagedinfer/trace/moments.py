@@ -111,7 +111,7 @@ class Follower:
         plan, size = self._plans.pop(commit.step, None), self._state.block_size
         for rid, n in (plan.scheduled if plan else {}).items():
             request = self._state.requests.get(rid)
-            ahead = sum(later.scheduled.get(rid, 0) for later in self._plans.values())
+            ahead = sum(later.scheduled.get(rid, 0) for later in self._plans.values()) if self._plans else 0
             end = (request.num_computed_tokens if request else 0) - ahead
             start, last = end - n, (end - 1) // size
             if request is None or start < 0 or last >= len(request.block_table):
