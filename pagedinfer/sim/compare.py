@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 from typing import Any
 
 from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.sim.divergence import Divergence, difference
 from pagedinfer.sim.fork import Branch
-from pagedinfer.trace import events as ev
+from pagedinfer.sim.progress import Progress
 from pagedinfer.trace.metrics import mean, percentile
-from pagedinfer.trace.moments import Moment, moments
-from pagedinfer.trace.phases import phases
+from pagedinfer.trace.moments import Follower, Moment
+from pagedinfer.trace.phases import PhaseBook, Phases
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
 from pagedinfer.trace.tables import Table
 
 __all__ = ["BlockDifference", "Comparison", "Divergence", "compare", "summary"]
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first step in which a run does something else than the first run, and what, in a sentence."""
-
-    step: int
-    sentence: str
-    names: tuple[str, str]
-
-    def __str__(self) -> str:
-        return f"{self.names[0]} and {self.names[1]} part at step {self.step}: {self.sentence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +72,11 @@ class Comparison:
                 f"The runs begin after steps {', '.join(map(str, starts))}; compare runs that begin together."
             )
         self.names = _names(runs, names)
-        self.metrics = {name: summary(rec) for name, rec in zip(self.names, self.recordings, strict=True)}
-        self.divergences = [self._part(index) for index in range(1, len(runs))]
+        total = sum(recording.num_steps for recording in self.recordings)
+        with Progress(f"Comparing {len(runs)} runs", "step", total) as progress:
+            followed = [_Followed(recording, progress) for recording in self.recordings]
+            self.divergences = _partings(followed, self.names)
+            self.metrics = {name: one.summary() for name, one in zip(self.names, followed, strict=True)}
 
     @property
     def first_divergence(self) -> Divergence | None:
@@ -95,15 +87,6 @@ class Comparison:
     def last_step(self) -> int:
         """The last step of the longest run."""
         return max(recording.last_step for recording in self.recordings)
-
-    def _part(self, index: int) -> Divergence | None:
-        names = self.names[0], self.names[index]
-        done = ((m for m in moments(self.recordings[i]) if m.is_done) for i in (0, index))
-        for first, second in zip_longest(*done):
-            sentence = _difference(first, second, names)
-            if sentence is not None:
-                return Divergence((first or second).step, sentence, names)
-        return None
 
     # -- step by step -----------------------------------------------------------------------------------------------
 
@@ -206,7 +189,11 @@ def summary(recording: Recording) -> dict[str, float | None]:
     KV usage is the mean and the most over all steps; KV waste the mean over the steps that hold any block. Makespan
     counts from the first submission to the last end.
     """
-    everyone, steps = phases(recording), recording.steps
+    return _Followed(recording).summary()
+
+
+def _summary(recording: Recording, everyone: Sequence[Phases]) -> dict[str, float | None]:
+    steps = recording.steps
     times = [one.life.steps for one in everyone]
     measured: dict[str, list[float]] = {
         "TTFT": [t.ttft for t in times if t.ttft is not None],
@@ -235,79 +222,43 @@ def summary(recording: Recording) -> dict[str, float | None]:
     }
 
 
-# -- what differs in a step -------------------------------------------------------------------------------------------
+class _Followed:
+    """A run gone through once: for its phases, and for whoever looks at its steps."""
 
-Facts = Mapping[str, Any]
+    def __init__(self, recording: Recording, progress: Progress | None = None) -> None:
+        self._recording = recording
+        self._progress = progress
+        follower = Follower(recording)
+        self._moments = follower.catch_up(rest=True)
+        self._book = PhaseBook(follower.ledger)
+
+    def next(self) -> Moment | None:
+        """The next step; None after the last."""
+        for moment in self._moments:
+            self._book.add(moment)
+            if moment.is_done:
+                if self._progress is not None:
+                    self._progress.step()
+                return moment
+        return None
+
+    def summary(self) -> dict[str, float | None]:
+        """The numbers of the whole run, whatever has been looked at."""
+        while self.next() is not None:
+            pass
+        return _summary(self._recording, self._book.close())
 
 
-def _happened(*kinds: type[ev.Event]) -> Callable[[Moment], Facts]:
-    """Request -> the cause, where one is told."""
-
-    def look(moment: Moment) -> Facts:
-        found = [event for event in moment.events if isinstance(event, kinds)]
-        return {getattr(e, "rid", ""): getattr(e, "detail", "") or getattr(e, "why", "") for e in found}
-
-    return look
-
-
-def _computed(moment: Moment) -> Facts:
-    return {rid: end - start for rid, (start, end) in moment.spans.items()}
-
-
-def _new_blocks(moment: Moment) -> Facts:
-    """Request -> the blocks that it got; where runs were equal so far, they now hold the same if these are the same."""
-    found: dict[str, tuple[int, ...]] = {}
-    for event in moment.events:
-        if isinstance(event, ev.Alloc | ev.Share):
-            found[event.rid] = found.get(event.rid, ()) + tuple(event.pblks)
-        elif isinstance(event, ev.Copy | ev.Move):
-            found[event.rid] = found.get(event.rid, ()) + tuple(target for _, target in event.pairs)
+def _partings(runs: Sequence[_Followed], names: Sequence[str]) -> list[Divergence | None]:
+    """Where each run but the first parts from it. No run is followed further than need be."""
+    found: list[Divergence | None] = [None] * (len(runs) - 1)
+    together = list(range(1, len(runs)))
+    while together:
+        first, others = runs[0].next(), {i: runs[i].next() for i in together}
+        for i, second in others.items():
+            if (moment := first or second) and (
+                said := difference(first, second, (names[0], names[i]))
+            ) is not None:
+                found[i - 1] = Divergence(moment.step, said, (names[0], names[i]))
+        together = [i for i, second in others.items() if first and second and found[i - 1] is None]
     return found
-
-
-def _tokens(moment: Moment) -> Facts:
-    return {
-        rid: n for event in moment.events if isinstance(event, ev.Commit) for rid, n in event.tokens.items()
-    }
-
-
-_DEEDS: list[tuple[str, Callable[[Moment], Facts]]] = [
-    ("gets {}", _happened(ev.Submit)), ("rejects {}", _happened(ev.Reject)), ("aborts {}", _happened(ev.Abort)),
-    ("preempts {}", _happened(ev.Preempt)), ("resumes {}", _happened(ev.Resume)), ("admits {}", _happened(ev.Admit)),
-    ("ends {}", _happened(ev.Finish)),
-]  # fmt: skip
-"""What a run can do to a request and the other not; causes differ by their numbers and are only told."""
-
-_AMOUNTS: list[tuple[str, Callable[[Moment], Facts]]] = [
-    ("computes {} of {}", _computed), ("gives {} to {}", _tokens), ("takes {} for {}", _new_blocks),
-]  # fmt: skip
-
-
-def _difference(first: Moment | None, second: Moment | None, names: tuple[str, str]) -> str | None:
-    """The first thing that two runs do differently in a step, None when they do the same."""
-    if first is None or second is None:
-        ended, other = names if first is None else names[::-1]
-        return f"{ended} has ended, {other} goes on"
-    for words, look in _DEEDS:
-        ours, theirs = look(first), look(second)
-        for rid in [*ours, *theirs]:
-            if (rid in ours) != (rid in theirs):
-                who, other, why = (*names, ours[rid]) if rid in ours else (*names[::-1], theirs[rid])
-                return f"{who} {words.format(rid)}{f' ({why})' if why else ''}, {other} does not"
-    for (words, look), unit in zip(_AMOUNTS, ("token", "token", "block"), strict=True):
-        ours, theirs = look(first), look(second)
-        for rid in [*ours, *theirs]:
-            if ours.get(rid) != theirs.get(rid):
-                return (
-                    f"{names[0]} {words.format(_amount(ours.get(rid), unit), rid)}, "
-                    f"{names[1]} {_amount(theirs.get(rid), unit)}"
-                )
-    return None
-
-
-def _amount(value: Any, unit: str) -> str:
-    if not value:
-        return f"no {unit}s"
-    if isinstance(value, tuple):
-        return f"{unit}{'' if len(value) == 1 else 's'} {', '.join(map(str, value))}"
-    return f"{value} {unit}{'' if value == 1 else 's'}"
