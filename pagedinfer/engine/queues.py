@@ -199,6 +199,7 @@ class Queues:
         else:
             self.waiting.remove(request)
         request.status = Status.FINISHED
+        request.keys = []  # now, not when the garbage collector comes by: a key that nobody holds gets a new id
         self.num_finished += 1
         if self._bus.subs:
             self._bus.emit(ev.Finish(rid, reason, detail))

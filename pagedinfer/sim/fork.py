@@ -15,12 +15,13 @@ from typing import Any
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.policy import Policy
 from pagedinfer.errors import ConfigError
-from pagedinfer.sim.player import MAX_STEPS, Player
+from pagedinfer.sim.player import MAX_STEPS, Inputs, Player
+from pagedinfer.sim.progress import Progress
 from pagedinfer.sim.rerun import Driver
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording, RecordingError
 
-__all__ = ["LIVE_SETTINGS", "Branch", "fork"]
+__all__ = ["LIVE_SETTINGS", "Branch", "changed_config", "fork"]
 
 LIVE_SETTINGS = frozenset(
     ("max_num_batched_tokens", "max_num_seqs", "watermark", "order", "victim", "preempt_mode", "admission", "chunking",
@@ -79,7 +80,7 @@ def fork(
         RecordingError: the recording began mid-run or has a gap, or has no such step.
         ConfigError: an unknown setting or a bad value.
     """
-    known, config = recording.config, _changed(recording, changes)
+    known, config = recording.config, changed_config(recording, changes)
     now = config.to_dict()  # values as a recording holds them
     changes = {name: now[name] for name in changes if known.get(name) != now[name]}
     if not (
@@ -97,23 +98,34 @@ def fork(
         way = f"{' and '.join(fixed)} cannot change in a running engine: re-run from the first step."
         step = recording.first_step
     if step == recording.first_step:
-        driver, inputs = Driver([], config, chosen), recording.events
+        end = 0
+        driver = Driver([], config, chosen)
         driver.recording.add(_meta(config.to_dict(), recording, step, label))
     else:
-        inputs = recording.events[end:]
         driver = Driver(recording.events[:end], EngineConfig(**known), recorded_policy)
         driver.run()
         driver.recording.events[0] = _meta(known, recording, step, label)
-    player = Player(recording, driver, inputs)
+    player = Player(Inputs(recording), driver, end)
     player.settle()
     if step > recording.first_step and label:
         driver.scheduler.reconfigure(config, chosen, f"forked at step {step}")
-    is_done = player.play()
+    with Progress("Running on without the model", "step") as progress:
+
+        def looks() -> bool:
+            progress(driver.scheduler.step)
+            return False
+
+        is_done = player.play(looks)
     notes = player.notes + ([] if is_done else [f"It was cut off after {MAX_STEPS} steps."])
     return Branch(driver.recording, recording, step, label, " ".join([way, *notes]), not notes)
 
 
-def _changed(recording: Recording, changes: dict[str, Any]) -> EngineConfig:
+def changed_config(recording: Recording, changes: dict[str, Any]) -> EngineConfig:
+    """The recorded settings with changes.
+
+    Raises:
+        RecordingError: the recording cannot be forked. ConfigError: an unknown setting or a bad value.
+    """
     known = {f.name for f in fields(EngineConfig)}
     if not recording.config or any(isinstance(event, ev.Keyframe | ev.Gap) for event in recording.events):
         raise RecordingError("Only a recording from the engine's first step, without gaps, can be forked.")

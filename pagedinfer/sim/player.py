@@ -5,19 +5,21 @@ A script says how each request goes: how many tokens it produces, why it ends, w
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count as counting
 
 from pagedinfer.engine.plan import StepPlan
-from pagedinfer.errors import PagedInferError
+from pagedinfer.engine.request import Request
+from pagedinfer.errors import PagedInferError, RequestTooLong
 from pagedinfer.sim.rerun import Driver
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import kept_events
 from pagedinfer.trace.recording import Recording
 
-__all__ = ["MAX_STEPS", "Player", "Script"]
+__all__ = ["MAX_STEPS", "Inputs", "Player", "Script"]
 
 MAX_STEPS = 100_000
 """A run is cut off after so many steps: a policy may keep somebody waiting for ever."""
@@ -43,14 +45,47 @@ class Script:
     keys: list[int] = field(default_factory=list)
 
 
-def scripts(recording: Recording) -> dict[str, deque[Script]]:
+class Inputs:
+    """What a recording says about its requests and the world, read once for any number of players.
+
+    Attributes:
+        block_size: tokens per block, for the scripts' keys.
+        scripts: the script of each life of each id, in order of submission.
+        now: the time of a step.
+        refuse_calls: allocations that fault injection refused.
+        has_drafts: whether guessed tokens came true.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.block_size = int(recording.config["block_size"])
+        self.scripts = scripts(recording)
+        self.now = _clock(recording)
+        self.refuse_calls = {event.call for event in recording.events if isinstance(event, ev.Refuse)}
+        self.has_drafts = any(isinstance(event, ev.Commit) and event.drafts for event in recording.events)
+        self._events = recording.events
+
+    @cached_property
+    def all(self) -> list[ev.Event]:
+        """What came from outside, from the first step on."""
+        return list(_inputs(self._events))
+
+    def after(self, end: int) -> list[ev.Event]:
+        """What came from outside after the first `end` events."""
+        return list(_inputs(self._events[end:]))
+
+    def begun(self, end: int) -> list[str]:
+        """The ids that the first `end` events submit, in order."""
+        return [event.rid for event in self._events[:end] if isinstance(event, ev.Submit | ev.Fork)]
+
+
+def scripts(recording: Recording) -> dict[str, list[Script]]:
     """The script of each life of each id, in order of submission."""
-    found: dict[str, deque[Script]] = {}
+    found: dict[str, list[Script]] = {}
     live: dict[str, Script] = {}
     for event in kept_events(recording.events):
         if isinstance(event, ev.Submit | ev.Fork):
             script = live[event.rid] = Script(keys=list(event.keys))
-            found.setdefault(event.rid, deque()).append(script)
+            found.setdefault(event.rid, []).append(script)
         elif isinstance(event, ev.Commit):
             for rid in {**event.tokens, **event.ends, **event.keys}:
                 if script_or_none := live.get(rid):
@@ -73,36 +108,49 @@ class Player:
 
     Attributes:
         notes: sentences about what could not be repeated.
+        refused: requests that were submitted in the recording and could not be here.
     """
 
-    def __init__(self, recording: Recording, driver: Driver, events: list[ev.Event]) -> None:
+    def __init__(self, inputs: Inputs, driver: Driver, end: int = 0) -> None:
+        """The driver has been fed the recording's first `end` events."""
         self.notes: list[str] = []
+        self.refused: list[ev.Submit | ev.Fork] = []
         self._driver = driver
         self._scheduler = driver.scheduler
-        self._scripts = scripts(recording)
-        self._inputs = deque(_inputs(events))
-        self._now = _clock(recording)
+        self._scripts = inputs.scripts
+        self._lives: Counter[str] = Counter()
+        self._inputs = deque(inputs.after(end) if end else inputs.all)
+        self._now = inputs.now
         self._current: dict[str, Script] = {}
-        self._rekey = _Rekey(int(recording.config["block_size"]), driver.scheduler.config.block_size)
-        for event in recording.events[: len(recording.events) - len(events)]:
-            if isinstance(event, ev.Submit | ev.Fork):
-                self._current[event.rid] = self._scripts[event.rid].popleft()
-        refused = {event.call for event in recording.events if isinstance(event, ev.Refuse)}
-        driver.scheduler.blocks.refuse_calls |= refused
-        if any(isinstance(event, ev.Commit) and event.drafts for event in recording.events):
+        self._rekey = _Rekey(inputs.block_size, driver.scheduler.config.block_size)
+        for rid in inputs.begun(end):
+            self._current[rid] = self._next_script(rid)
+        driver.scheduler.blocks.refuse_calls |= inputs.refuse_calls
+        if inputs.has_drafts:
             self.notes.append("Guessed tokens are not repeated: a step brings one token.")
+
+    def _next_script(self, rid: str) -> Script:
+        """A copy of the next script of this id."""
+        script = self._scripts[rid][self._lives[rid]]
+        self._lives[rid] += 1
+        return replace(script, keys=list(script.keys))
 
     def settle(self) -> None:
         """Close the steps that are open: the fork lies where several overlapped."""
         while self._driver.open:
             self._driver.feed(self._answer(self._driver.open[0]))
 
-    def play(self) -> bool:
-        """Run until nothing is left. False: it was cut off."""
+    def play(self, looks: Callable[[], bool] | None = None) -> bool:
+        """Run until nothing is left, or `looks`, called after each input and each step, says that it is enough.
+
+        False: it was cut off.
+        """
         scheduler, driver = self._scheduler, self._driver
         while True:
             while self._inputs and self._inputs[0].step <= scheduler.step:
                 self._feed(self._inputs.popleft())
+                if looks is not None and looks():
+                    return True
             if not self._inputs and not scheduler.requests:
                 return True
             if scheduler.step >= MAX_STEPS:
@@ -110,18 +158,31 @@ class Player:
             step = scheduler.step + 1
             driver.feed(ev.Step(step, self._now(step), 0, {}, {}))
             driver.feed(self._answer(driver.open[0]))
+            if looks is not None and looks():
+                return True
+
+    def never_fit(self) -> Iterator[ev.Submit]:
+        """Those of the submissions still to come that this engine would refuse whenever they came."""
+        for event in self._inputs:
+            if isinstance(event, ev.Submit):
+                request = Request(event.rid, event.num_prompt_tokens, event.max_tokens)
+                if isinstance(self._scheduler.admission.refusal(request), RequestTooLong):
+                    yield event
 
     def _feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.Submit | ev.Fork):
-            self._current[event.rid] = script = self._scripts[event.rid].popleft()
+            self._current[event.rid] = script = self._next_script(event.rid)
             script.keys = self._rekey(script.keys)
             prompt_blocks = getattr(event, "num_prompt_tokens", 0) // self._scheduler.config.block_size
             event = replace(event, keys=tuple(script.keys[:prompt_blocks]))
         elif isinstance(event, ev.Reject):
             self._current[event.rid] = Script()  # should it be accepted now: nobody knows its length
+        came = event
         try:
             self._driver.feed(event)
         except (PagedInferError, LookupError) as error:
+            if isinstance(came, ev.Submit | ev.Fork):
+                self.refused.append(came)
             if not isinstance(event, _MAY_FAIL):
                 self.notes.append(f"The {event.kind} after step {event.step} could not be repeated: {error}")
 

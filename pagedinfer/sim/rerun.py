@@ -56,6 +56,8 @@ def rerun(
 class Driver:
     """Feeds recorded inputs to a fresh scheduler, whose events go into `recording`.
 
+    With `listens` False nobody hears the events, and they cost nothing.
+
     Attributes:
         events: what to feed. scheduler, bus: the core that is fed. open: its plans that are not closed yet.
     """
@@ -66,11 +68,14 @@ class Driver:
         config: EngineConfig,
         policy: Policy | None,
         make_memory: MakeMemory = make_allocator,
+        *,
+        listens: bool = True,
     ) -> None:
         self.events = events
         self.recording = Recording()
         self.bus = EventBus()
-        self.bus.subscribe(self.recording.add)
+        if listens:
+            self.bus.subscribe(self.recording.add)
         self.scheduler = Scheduler(config, self.bus, policy, make_memory)
         self.scheduler.blocks.refuse_calls = {e.call for e in events if isinstance(e, ev.Refuse)}
         self.open: list[StepPlan] = []

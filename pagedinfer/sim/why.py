@@ -7,16 +7,18 @@ requests with one setting changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from pagedinfer.config import EngineConfig
+from pagedinfer.engine.policy import Policy
 from pagedinfer.errors import ConfigError, RecordingError, UnknownRequest, count
-from pagedinfer.sim.fork import fork
+from pagedinfer.sim.progress import Progress
+from pagedinfer.sim.trials import Outcome, Trials
 from pagedinfer.trace import events as ev
-from pagedinfer.trace.metrics import Life, lives
+from pagedinfer.trace.metrics import Life
 from pagedinfer.trace.moments import moments
 from pagedinfer.trace.phases import PHASES, Phases, phases
 from pagedinfer.trace.recording import Recording
@@ -49,7 +51,7 @@ class Help:
     @property
     def name(self) -> str:
         """The change as a label: "num_blocks=20"."""
-        return ", ".join(f"{name}={value}" for name, value in self.changes.items())
+        return _label(self.changes)
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class Report:
         preempted_for_it: (step, request, cause) of those that gave way to it.
         evicted_for_it: (step, blocks, cause) of cached blocks that went for it.
         helps: candidates, those that gain most first; empty when it cannot be re-simulated or nothing waited.
+        drift: in what the re-simulation without a change differs from the recording, "" when in nothing.
         note: why there are no candidates, "" when there are.
     """
 
@@ -74,6 +77,7 @@ class Report:
     preempted_for_it: list[tuple[int, str, str]] = field(default_factory=list)
     evicted_for_it: list[tuple[int, tuple[int, ...], str]] = field(default_factory=list)
     helps: list[Help] = field(default_factory=list)
+    drift: str = ""
     note: str = ""
 
     @property
@@ -102,11 +106,17 @@ class Report:
         return f"<p><b>{escape(head)}</b></p><ul>{items}</ul>"
 
 
-def why(recording: Recording, rid: str, *, candidates: Sequence[dict[str, Any]] | None = None) -> Report:
+def why(
+    recording: Recording,
+    rid: str,
+    *,
+    candidates: Sequence[dict[str, Any]] | None = None,
+    recorded_policy: Callable[[EngineConfig], Policy] | None = None,
+) -> Report:
     """Explain one request (the latest of this id).
 
     `candidates` are the changes to try, each some fields of `EngineConfig`; by default a handful that fit the
-    settings.
+    settings. A recording that was made with a policy of one's own needs its class as `recorded_policy`.
 
     Raises:
         UnknownRequest: no request of this id was submitted while the recording ran.
@@ -123,7 +133,7 @@ def why(recording: Recording, rid: str, *, candidates: Sequence[dict[str, Any]] 
         return report
     if candidates is None:
         candidates = default_candidates(recording, set(report.phases.by_step.values()))
-    _try(recording, report, len(mine) - 1, candidates)
+    _try(recording, report, len(mine) - 1, candidates, recorded_policy)
     return report
 
 
@@ -132,8 +142,11 @@ def why(recording: Recording, rid: str, *, candidates: Sequence[dict[str, Any]] 
 
 def _look_back(recording: Recording, report: Report) -> None:
     rid, by_step = report.life.rid, report.phases.by_step
+    last = max(by_step, default=0)
     causes: dict[str, Cause] = {}
     for moment in moments(recording):
+        if moment.step > last:
+            break
         if moment.lives.get(rid) is None or moment.step not in by_step:
             continue
         waited = by_step[moment.step] in WAITING
@@ -218,27 +231,52 @@ def _is_sound(config: dict[str, Any], changes: dict[str, Any]) -> bool:
     return True
 
 
-def _try(recording: Recording, report: Report, number: int, candidates: Sequence[dict[str, Any]]) -> None:
+def _try(
+    recording: Recording,
+    report: Report,
+    number: int,
+    candidates: Sequence[dict[str, Any]],
+    make_policy: Callable[[EngineConfig], Policy] | None,
+) -> None:
     """Re-simulate each candidate and note what life `number` of this id gains against the same without a change."""
     try:
-        plain = lives(fork(recording, recording.first_step).recording)
+        trials = Trials(recording, report.life.rid, number, make_policy)
     except RecordingError as error:
         report.note = f"What would have helped cannot be re-simulated: {error}"
         return
-    before = [life for life in plain if life.rid == report.life.rid][number]
-    for changes in candidates:
-        others = lives(fork(recording, recording.first_step, **changes).recording)
-        if len(others) < len(plain):
-            continue  # it refuses requests; those that are left would seem to gain by it
-        after = [life for life in others if life.rid == report.life.rid][number]
-        ttft, e2e = _minus(_ttft(before), _ttft(after)), _minus(before.steps.e2e, after.steps.e2e)
-        report.helps.append(Help(changes, ttft, e2e))
+    with Progress("Re-simulating without a change", "step") as progress:
+        before = trials.run({}, progress)
+        if before is None:
+            report.note = "What would have helped cannot be re-simulated: run again, the engine refuses it."
+            return
+        report.drift = _drift(report.life, before)
+        for changes in candidates:
+            progress.what = f"Re-simulating {_label(changes)} ({len(report.helps) + 1} of {len(candidates)})"
+            after = trials.run(changes, progress)
+            if after is None or after.refused - before.refused:
+                continue  # it refuses requests; those that are left would seem to gain by it
+            ttft, e2e = _minus(_ttft(before), _ttft(after)), _minus(before.e2e, after.e2e)
+            report.helps.append(Help(changes, ttft, e2e))
     report.helps.sort(key=_gain, reverse=True)  # stable: of equal ones the first tried stays in front
 
 
-def _ttft(life: Life) -> float | None:
+def _ttft(outcome: Outcome) -> float | None:
     """TTFT; of a request that ended without a token its whole life, which its TTFT would have passed."""
-    return life.steps.e2e if life.steps.ttft is None else life.steps.ttft
+    return outcome.e2e if outcome.ttft is None else outcome.ttft
+
+
+def _label(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in changes.items())
+
+
+def _drift(life: Life, again: Outcome) -> str:
+    """How the re-simulation differs from the recording although nothing was changed: "" where it does not."""
+    told = [
+        f"{name} {_number(now)} instead of {_number(was)}"
+        for name, was, now in (("TTFT", life.steps.ttft, again.ttft), ("E2E", life.steps.e2e, again.e2e))
+        if was is not None and now is not None and was != now
+    ]
+    return " and ".join(told)
 
 
 def _minus(a: float | None, b: float | None) -> float | None:
@@ -295,6 +333,11 @@ def _help_sentences(report: Report) -> Iterator[str]:
     if report.note:
         yield report.note
         return
+    if report.drift:
+        yield (
+            f"The re-simulation does not repeat this run exactly: without a change it gives {report.drift}. "
+            "What follows counts from there."
+        )
     if best := report.best:
         yield f"What would have helped most: {best.name}, {_effect(best)}."
     elif report.helps:

@@ -1,0 +1,120 @@
+"""What a change would have meant for one request: the run with that change, as far as the request's end and no further.
+
+A trial is `fork(recording, first step, **changes)` without its recording: nobody listens to the events, only the
+request is watched. What happens after its end makes no difference to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pagedinfer.config import EngineConfig
+from pagedinfer.engine.policy import Policy
+from pagedinfer.engine.request import Request
+from pagedinfer.engine.scheduler import Scheduler
+from pagedinfer.sim.fork import changed_config
+from pagedinfer.sim.player import Inputs, Player
+from pagedinfer.sim.progress import Progress
+from pagedinfer.sim.rerun import Driver
+from pagedinfer.trace.recording import Recording
+
+__all__ = ["Outcome", "Trials"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trial went for the request, in steps from its submission; None: not in this run.
+
+    Attributes:
+        ttft, e2e: to its first token and to its end.
+        refused: ids of the recorded submissions (`id(event)`) that this engine refuses before the request's end, or
+            whenever they come.
+    """
+
+    ttft: float | None
+    e2e: float | None
+    refused: frozenset[int]
+
+
+class Trials:
+    """Runs a recording's requests again and again, each time for one of them.
+
+    Args:
+        rid, number: life `number` (from 0) of this id.
+        make_policy: makes the policy of one's own with which the recording was made; None: the settings name it.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        rid: str,
+        number: int = 0,
+        make_policy: Callable[[EngineConfig], Policy] | None = None,
+    ) -> None:
+        """Read the recording's inputs.
+
+        Raises:
+            RecordingError: it cannot be forked.
+        """
+        changed_config(recording, {})  # says so if it cannot
+        self._recording = recording
+        self._rid, self._number = rid, number
+        self._make_policy = make_policy
+        self._inputs = Inputs(recording)
+
+    def run(self, changes: dict[str, Any], progress: Progress) -> Outcome | None:
+        """The request's times with these settings; None when it is refused.
+
+        Raises:
+            ConfigError: an unknown setting or a bad value.
+        """
+        config = changed_config(self._recording, changes)
+        policy = None if self._make_policy is None else self._make_policy(config)
+        driver = Driver([], config, policy, listens=False)
+        player, fate = Player(self._inputs, driver), _Fate(driver.scheduler, self._rid, self._number)
+
+        def looks() -> bool:
+            progress(driver.scheduler.step)
+            return fate.is_over()
+
+        player.play(looks)
+        if fate.submitted is None:
+            return None
+        refused = frozenset(map(id, [*player.refused, *player.never_fit()]))
+        return Outcome(_gap(fate.submitted, fate.first_token), _gap(fate.submitted, fate.finished), refused)
+
+
+class _Fate:
+    """Watches one life of an id in a scheduler: in which steps it came, got its first token and ended."""
+
+    def __init__(self, scheduler: Scheduler, rid: str, number: int) -> None:
+        self.submitted: int | None = None
+        self.first_token: int | None = None
+        self.finished: int | None = None
+        self._scheduler, self._rid, self._left = scheduler, rid, number
+        self._request: Request | None = None
+        self._num_before = 0  # a copy of a live request begins with that one's tokens
+
+    def is_over(self) -> bool:
+        """Look again, after each input and each step. Returns whether it has ended."""
+        request, step = self._scheduler.requests.get(self._rid), self._scheduler.step
+        if self.submitted is None:
+            if request is None or request is self._request:
+                return False
+            self._request = request
+            if self._left:
+                self._left -= 1
+                return False
+            self.submitted, self._num_before = step, request.num_output_tokens
+        assert self._request is not None
+        if self.first_token is None and self._request.num_output_tokens > self._num_before:
+            self.first_token = step
+        if request is not self._request:
+            self.finished = step
+        return self.finished is not None
+
+
+def _gap(start: int, end: int | None) -> float | None:
+    return None if end is None else end - start
