@@ -6,7 +6,8 @@ the model's own: up to the fork the very ones that were recorded (greedy or seed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, fields
@@ -15,13 +16,15 @@ from typing import Any
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
-from pagedinfer.errors import ConfigError, RecordingError
-from pagedinfer.sim.fork import LIVE_SETTINGS, Branch
+from pagedinfer.engine.policy import Policy
+from pagedinfer.errors import ConfigError, PagedInferError, RecordingError
+from pagedinfer.sim.fork import LIVE_SETTINGS, Branch, check_policy, fork, fork_meta
+from pagedinfer.sim.progress import Progress
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
 
-__all__ = ["Asked", "fork_with_model"]
+__all__ = ["Asked", "fork_session", "fork_with_model", "own_policy", "why_not"]
 
 
 @dataclass(slots=True)
@@ -38,82 +41,179 @@ class Asked:
         return cls(deepcopy(prompt), params, dict(options))
 
 
+def fork_session(
+    engine: Engine,
+    recording: Recording,
+    asked: Mapping[str, Asked],
+    step: int,
+    *,
+    model: bool | None = None,
+    policy: Policy | type[Policy] | None = None,
+    **changes: Any,
+) -> Branch:
+    """A fork that the model runs where it can (`model=None`), must (True) or shall not (False).
+
+    Where it is simulated, `Branch.way` says why.
+
+    Raises:
+        RecordingError, ConfigError: as `fork_with_model` and `sim.fork` say.
+    """
+    obstacle = why_not(engine, recording, asked)
+    if model or (model is None and not obstacle):
+        return fork_with_model(engine, recording, asked, step, policy=policy, **changes)
+    own = own_policy(engine, engine.config)
+    branch = fork(recording, step, policy=policy, recorded_policy=own, **changes)
+    branch.way = f"Simulated, because {obstacle or 'model=False asks for it'}: {branch.way}"
+    return branch
+
+
+def why_not(engine: Engine, recording: Recording, asked: Mapping[str, Asked]) -> str:
+    """Why the model cannot run the session's requests again, as the end of a sentence; "" when it can."""
+    if not getattr(engine.runner, "has_logits", True):
+        return f"the engine has no model but a {type(engine.runner).__name__}"
+    if what := engine.why_no_twin:
+        return f"the engine has {what}, so it cannot be made again"
+    if recording.first_step or any(isinstance(event, ev.Keyframe | ev.Gap) for event in recording.events):
+        return "the recording began mid-run or has a gap"
+    for event in recording.events:
+        if isinstance(event, ev.Submit) and _asked_id(event.rid, asked) is None:
+            return f"request {event.rid!r} came past the session, so it cannot be asked again"
+        if isinstance(event, ev.Fork):
+            return f"request {event.rid!r} is a copy of a live one, made past the session"
+    return ""
+
+
 def fork_with_model(
-    engine: Engine, recording: Recording, asked: Mapping[str, Asked], step: int, **changes: Any
+    engine: Engine,
+    recording: Recording,
+    asked: Mapping[str, Asked],
+    step: int,
+    *,
+    policy: Policy | type[Policy] | None = None,
+    **changes: Any,
 ) -> Branch:
     """The run as the model makes it with other settings from the end of `step` on.
 
-    Settings in `LIVE_SETTINGS` change after `step`; any other holds from the first step, and `Branch.way` says so. The
-    engine itself goes on untouched; the fork has a pool of its own beside it.
+    Settings in `LIVE_SETTINGS`, and `policy` (one of your own or its class), change after `step`. Any other setting
+    holds from the first step, and `Branch.way` says so. The engine itself goes on untouched; the fork has a pool of
+    its own beside it. Ctrl-C gives the fork up.
 
     Raises:
-        RecordingError: the recording began mid-run, has no such step, or holds requests that are not in `asked`.
+        RecordingError: the recording has no such step, or cannot be run again (`why_not`).
         ConfigError: an unknown setting or a bad value; the runner cannot be made again; the engine has another clock.
     """
     recording.at(step)  # says so if there is no such step
-    if recording.first_step or any(
-        isinstance(event, ev.Gap | ev.Keyframe | ev.Fork) for event in recording.events
-    ):
-        raise RecordingError(
-            "Only a session from the engine's first step, without gaps and forks, runs again."
-        )
+    if engine.why_no_twin:
+        engine.twin(engine.config)  # says so
+    if obstacle := why_not(engine, recording, asked):
+        raise RecordingError(f"The model cannot run this session again: {obstacle}.")
+    check_policy(policy)
     names = {f.name for f in fields(EngineConfig)}
     if wrong := [name for name in changes if name not in names]:
         raise ConfigError(f"No setting {', '.join(wrong)}; EngineConfig has {', '.join(sorted(names))}.")
     known = EngineConfig(**{name: value for name, value in recording.config.items() if name in names})
     config = EngineConfig(**{name: getattr(known, name) for name in names} | changes)
+    before, after = known.to_dict(), config.to_dict()  # values as a recording holds them
+    changes = {name: after[name] for name in changes if before[name] != after[name]}
     fixed = [name for name in changes if name not in LIVE_SETTINGS]
-    start = config if fixed or step == 0 else known
-    inputs = _inputs(recording, asked)
+    start, at = (config, 0) if fixed or step == 0 else (known, step)
+    chosen = policy(config) if isinstance(policy, type) else policy
+    label = changes | ({} if chosen is None else {"policy": type(chosen).__name__})
     with closing(engine.twin(start)) as twin, Recorder(twin) as again:
-        _play(twin, inputs, asked, step, None if start is config else config)
+        again.events[0] = fork_meta(start.to_dict(), again, at, label)
+        twin.scheduler.blocks.refuse_calls |= {e.call for e in recording.events if isinstance(e, ev.Refuse)}
+
+        def change() -> None:
+            if chosen is not None or (at and label):
+                own = chosen or own_policy(twin, config)
+                twin.scheduler.reconfigure(config, own, f"forked at step {at}")
+
+        notes = _play(twin, _inputs(recording), asked, at, change)
     way = "The model ran it again from the first step"
-    way += (
-        f": {' and '.join(fixed)} cannot change in a running engine."
-        if fixed
-        else f", with the change after step {step}."
-    )
-    return Branch(
-        again, recording, 0 if fixed else step, dict(changes), way if changes else f"{way.split(',')[0]}."
-    )
+    if fixed:
+        way += f": {' and '.join(fixed)} cannot change in a running engine"
+    elif label:
+        way += f", with the change after step {at}" if at else ", with the change"
+    return Branch(again, recording, at, label, " ".join([f"{way}.", *notes]), not notes)
 
 
-def _inputs(recording: Recording, asked: Mapping[str, Asked]) -> list[tuple[int, str, str]]:
-    """(step after which it came, "submit" or "abort", request id), a request with several outputs once."""
-    found: list[tuple[int, str, str]] = []
+def own_policy(engine: Engine, config: EngineConfig) -> Policy | None:
+    """The engine's policy of one's own, made anew with these settings; None where settings name its policy."""
+    policy = type(engine.scheduler.guard.policy)
+    return None if policy.__name__ in ("ConfiguredPolicy", "Policy") else policy(config)
+
+
+def _asked_id(rid: str, asked: Mapping[str, Asked]) -> str | None:
+    """The id under which a request was asked for: its own, or that of which it is one of several outputs."""
+    return next((known for known in (rid, rid.rpartition(".")[0]) if known in asked), None)
+
+
+Input = ev.Submit | ev.Preempt | ev.Reset | ev.Resize | ev.Compact
+
+
+def _inputs(recording: Recording) -> deque[ev.Event]:
+    """What came from outside, in order. Preemptions and time-outs of its own the engine does again."""
+    is_open, found = False, deque[ev.Event]()
     for event in recording.events:
-        if isinstance(event, ev.Submit):
-            rid = event.rid if event.rid in asked else event.rid.rpartition(".")[0]
-            if rid not in asked:
-                raise RecordingError(
-                    f"Request {event.rid!r} came past the session, so it cannot be asked again."
-                )
-            if rid == event.rid or event.rid.endswith(".0"):
-                found.append((event.step, "submit", rid))
+        if isinstance(event, ev.Step | ev.Commit | ev.Cancel):
+            is_open = isinstance(event, ev.Step)
         elif isinstance(event, ev.Abort):
-            found.append((event.step, "abort", event.rid))
+            if not event.why.startswith("timed out"):
+                found.append(event)
+        elif isinstance(event, Input) and not (is_open and isinstance(event, ev.Preempt)):
+            found.append(event)
     return found
 
 
 def _play(
     engine: Engine,
-    inputs: list[tuple[int, str, str]],
+    left: deque[ev.Event],
     asked: Mapping[str, Asked],
     step: int,
-    config: EngineConfig | None,
-) -> None:
-    """Feed the inputs when their steps come, change the settings after `step`, and run until nothing is left."""
-    left = list(inputs)
-    while left or engine.has_unfinished():
-        now = engine.scheduler.step
-        if config is not None and now >= step:
-            engine.scheduler.reconfigure(config, None, f"forked at step {step}")
-            config = None
-        while left and (left[0][0] <= now or not engine.has_unfinished()):
-            _, kind, rid = left.pop(0)
-            if kind == "submit":
-                one = asked[rid]
-                engine.add_request(one.prompt, one.params, rid, **one.options)
-            elif engine.is_live(rid):
-                engine.abort(rid)
-        engine.step()
+    change: Callable[[], None],
+) -> list[str]:
+    """Feed the inputs when their steps come, `change` at the end of `step`, and run until nothing is left.
+
+    Returns sentences about what could not be repeated.
+    """
+    notes: list[str] = []
+    is_changed = False
+    with Progress("The model runs it again", "step") as progress:
+        while left or engine.has_unfinished():
+            now = engine.scheduler.step
+            if not step and not is_changed:
+                change()
+                is_changed = True
+            while left and (left[0].step <= now or not engine.has_unfinished()):
+                notes += _feed(engine, left.popleft(), asked)
+            if now >= step and not is_changed:
+                change()
+                is_changed = True
+            engine.step()
+            progress(engine.scheduler.step)
+    return notes
+
+
+def _feed(engine: Engine, event: ev.Event, asked: Mapping[str, Asked]) -> list[str]:
+    """Give one input to the engine; a sentence when it cannot take it."""
+    try:
+        match event:
+            case ev.Submit():
+                rid = _asked_id(event.rid, asked) or event.rid
+                if rid == event.rid or event.rid == f"{rid}.0":  # one with several outputs comes once
+                    one = asked[rid]
+                    engine.add_request(one.prompt, one.params, rid, **one.options)
+            case ev.Abort():
+                if engine.is_live(event.rid):
+                    engine.abort(event.rid)
+            case ev.Preempt():
+                engine.preempt(event.rid, event.why)
+            case ev.Reset():
+                engine.reset_prefix_cache(event.why)
+            case ev.Resize():
+                engine.resize_pool(event.num_blocks)
+            case ev.Compact():
+                engine.compact(event.why)
+    except PagedInferError as error:
+        return [f"The {event.kind} after step {event.step} could not be repeated: {error}"]
+    return []

@@ -18,11 +18,10 @@ from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.options import RequestOptions
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.errors import ConfigError
-from pagedinfer.model_fork import Asked, fork_with_model
-from pagedinfer.sim.fork import Branch, fork
+from pagedinfer.model_fork import Asked, fork_session, own_policy
+from pagedinfer.sim.fork import Branch
 from pagedinfer.sim.why import Report, why
 from pagedinfer.trace.breakpoints import Breakpoints
-from pagedinfer.trace.events import Submit
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.watch import Stop, Watch
@@ -154,25 +153,20 @@ class Session:
     def fork(self, step: int, *, model: bool | None = None, **changes: Any) -> Branch:
         """What would have happened from the end of `step` on with other settings. The engine goes on untouched.
 
-        With `model` the requests run again in a fresh engine over the same model (`model_fork`); without it the branch
-        is simulated with the lengths that each request has had here (`sim.fork`). The default is the model where there
-        is one and every request came through `submit`.
+        Changes are fields of `EngineConfig`; `policy` is a policy of your own, or its class. With `model` the requests
+        run again in a fresh engine over the same model (`model_fork`); without it the branch is simulated with the
+        lengths that each request has had here (`sim.fork`). The default is the model where it can, and where it cannot
+        `Branch.way` says why.
 
         Raises:
             RecordingError, ConfigError: as those say.
         """
-        if model is None:
-            submitted = {e.rid for e in self.recording.events if isinstance(e, Submit)}
-            known = all(rid in self._asked or rid.rpartition(".")[0] in self._asked for rid in submitted)
-            is_whole = not self.recording.first_step and "policy" not in changes
-            model = getattr(self.engine.runner, "has_logits", True) and known and is_whole
-        if model:
-            return fork_with_model(self.engine, self.recording, self._asked, step, **changes)
-        return fork(self.recording, step, **changes)
+        return fork_session(self.engine, self.recording, self._asked, step, model=model, **changes)
 
     def why(self, request_id: str) -> Report:
         """Where a request's time went, whom it waited for, and what would have helped, see `sim.why`."""
-        return why(self.recording, request_id)
+        own = own_policy(self.engine, self.engine.config)
+        return why(self.recording, request_id, recorded_policy=None if own is None else type(own))
 
     async def play(self, steps: int | None = None) -> bool:
         """`await session.play()` in a cell: run `steps` steps, or until nothing is left, while the views follow.

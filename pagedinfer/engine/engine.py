@@ -108,12 +108,11 @@ class Engine(PoolControl):
         Raises:
             ConfigError: this engine has a clock of its own, or a runner without `twin`.
         """
-        make_runner = getattr(self.runner, "twin", None)
-        if make_runner is None or self._clock is not None:
-            what = "a clock of its own" if self._clock is not None else f"a {type(self.runner).__name__}"
+        if what := self.why_no_twin:
             raise ConfigError(
                 f"This engine has {what}, so it cannot be made again; fork its recording instead."
             )
+        make_runner: Callable[[EngineConfig], Runner] = getattr(self.runner, "twin")  # noqa: B009, no part of Runner
         policy = self.scheduler.guard.policy
         own = None if type(policy).__name__ in ("ConfiguredPolicy", "Policy") else type(policy)(config)
         return Engine(

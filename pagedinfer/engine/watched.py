@@ -35,6 +35,14 @@ class Watched:
     _num_output_tokens: int
     _stepping: bool
     _closed: bool
+    _clock: Callable[[], float] | None
+
+    @property
+    def why_no_twin(self) -> str:
+        """What keeps `Engine.twin` from making this engine again, "" when nothing does."""
+        if self._clock is not None:
+            return "a clock of its own"
+        return "" if hasattr(self.runner, "twin") else f"a {type(self.runner).__name__}"
 
     @property
     def _lock(self) -> Any:

@@ -21,7 +21,7 @@ from pagedinfer.sim.rerun import Driver
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording, RecordingError
 
-__all__ = ["LIVE_SETTINGS", "Branch", "changed_config", "fork"]
+__all__ = ["LIVE_SETTINGS", "Branch", "changed_config", "check_policy", "fork", "fork_meta"]
 
 LIVE_SETTINGS = frozenset(
     ("max_num_batched_tokens", "max_num_seqs", "watermark", "order", "victim", "preempt_mode", "admission", "chunking",
@@ -83,12 +83,7 @@ def fork(
     known, config = recording.config, changed_config(recording, changes)
     now = config.to_dict()  # values as a recording holds them
     changes = {name: now[name] for name in changes if known.get(name) != now[name]}
-    if not (
-        policy is None
-        or isinstance(policy, Policy)
-        or (isinstance(policy, type) and issubclass(policy, Policy))
-    ):
-        raise ConfigError(f"policy={policy!r:.80}: give a policy of your own or its class, made from Policy.")
+    check_policy(policy)
     chosen = policy(config) if isinstance(policy, type) else policy or recorded_policy
     label = changes | ({"policy": type(chosen).__name__} if policy is not None else {})
     fixed = [name for name in changes if name not in LIVE_SETTINGS]
@@ -100,11 +95,11 @@ def fork(
     if step == recording.first_step:
         end = 0
         driver = Driver([], config, chosen)
-        driver.recording.add(_meta(config.to_dict(), recording, step, label))
+        driver.recording.add(fork_meta(config.to_dict(), recording, step, label))
     else:
         driver = Driver(recording.events[:end], EngineConfig(**known), recorded_policy)
         driver.run()
-        driver.recording.events[0] = _meta(known, recording, step, label)
+        driver.recording.events[0] = fork_meta(known, recording, step, label)
     player = Player(Inputs(recording), driver, end)
     player.settle()
     if step > recording.first_step and label:
@@ -139,7 +134,19 @@ def changed_config(recording: Recording, changes: dict[str, Any]) -> EngineConfi
     return EngineConfig(**{name: v for name, v in recording.config.items() if name in known} | changes)
 
 
-def _meta(config: dict[str, Any], origin: Recording, step: int, changes: dict[str, Any]) -> ev.Meta:
+def check_policy(policy: Any) -> None:
+    """Refuse what is no policy.
+
+    Raises:
+        ConfigError: it is neither None, nor a policy of one's own, nor its class.
+    """
+    own = issubclass(policy, Policy) if isinstance(policy, type) else isinstance(policy, Policy)
+    if policy is not None and not own:
+        raise ConfigError(f"policy={policy!r:.80}: give a policy of your own or its class, made from Policy.")
+
+
+def fork_meta(config: dict[str, Any], origin: Recording, step: int, changes: dict[str, Any]) -> ev.Meta:
+    """The first event of a branch: the settings with which it begins, and what changed when."""
     meta = ev.Meta(ev.SCHEMA, config, origin.info | {"fork": {"step": step, **changes}})
     meta.step = origin.first_step
     return meta
