@@ -181,6 +181,29 @@ def test_the_table_and_its_pictures():
     assert "<b>" not in compare(recording, recording, names=["<b>", "&"])._repr_html_()
 
 
+def test_four_runs_with_long_names_and_one_that_is_equal():
+    recording = random_run(1, faults=False)
+    changes = {"num_blocks": 40, "preempt_mode": "swap", "num_host_blocks": 9}
+    branches = [
+        fork(recording, 1, max_num_batched_tokens=1),
+        fork(recording, 0, **changes),
+        fork(recording, 2),
+    ]
+    lines = repr(compare(recording, *branches)).split("\n")
+    assert lines[2] == "run 1 and as recorded do the same in every step."
+    assert [line.split() for line in lines[3:6]] == [
+        ["metric", "run", "1", "max_num_batched_tokens=1", "num_blocks=40,", "as", "recorded"],
+        ["preempt_mode=swap,"],
+        ["num_host_blocks=9"],
+    ]
+    assert len({len(line) for line in lines[3:]}) == 1
+    assert len(lines[3]) < 100
+    for line in lines[6:]:
+        first, *others = re.split(r"\s{2,}", line)[1:]
+        assert others[-1] == first, "the equal run has equal numbers"
+        assert len({"." in cell for cell in (first, *others) if cell != "-"}) <= 1, f"decimals differ: {line}"
+
+
 def test_nothing_happened_in_either():
     empty = Recording(random_run(1).events[:1])
     runs = compare(empty, empty)

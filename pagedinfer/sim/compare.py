@@ -21,6 +21,9 @@ from pagedinfer.trace.tables import Table
 
 __all__ = ["BlockDifference", "Comparison", "Divergence", "compare", "summary"]
 
+LONG_NAME = 24
+"""Letters of a run's name that a column's head takes on one line."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockDifference:
@@ -139,7 +142,7 @@ class Comparison:
         table = self.table
         head = "".join(f"<th>{escape(name)}</th>" for name in table)
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) + "</tr>"
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(row)) + "</tr>"
             for row in table.rows()
         )
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
@@ -157,27 +160,29 @@ def _names(runs: Sequence[Recording | Branch], names: Sequence[str] | None) -> l
     return list(names)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return (
-        f"{value:.3f}"
-        if isinstance(value, float) and not value.is_integer()
-        else f"{value:g}"
-        if not isinstance(value, str)
-        else value
-    )
+def _cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table as texts, all its numbers with as many decimals."""
+    label, *values = row.values()
+    broken = any(isinstance(value, float) and not value.is_integer() for value in values)
+    told = ["-" if value is None else f"{value:.3f}" if broken else f"{value:.0f}" for value in values]
+    return [str(label), *told]
 
 
 def _text(table: Table) -> str:
-    rows = [list(table), *([_cell(value) for value in row.values()] for row in table.rows())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    heads = [_lines(name) for name in table]
+    rows = [list(line) for line in zip_longest(*heads, fillvalue="")] + [_cells(row) for row in table.rows()]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     return "\n".join(
         "  ".join(
             cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     )
+
+
+def _lines(name: str) -> list[str]:
+    """A column's name; a long one, which names several changes, on a line for each."""
+    return name.replace(", ", ",\n").split("\n") if len(name) > LONG_NAME else [name]
 
 
 # -- one run in numbers -----------------------------------------------------------------------------------------------
