@@ -20,7 +20,8 @@ from pagedinfer.engine.output import RequestOutput
 from pagedinfer.errors import ConfigError
 from pagedinfer.model_fork import Asked, fork_session, own_policy
 from pagedinfer.sim.fork import Branch
-from pagedinfer.sim.why import Report, why
+from pagedinfer.sim.report import Report
+from pagedinfer.sim.why import why
 from pagedinfer.trace.breakpoints import Breakpoints
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording

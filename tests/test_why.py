@@ -1,15 +1,21 @@
 """Reports about one request: every statement beside the recording, and the re-simulation beside a fork by hand."""
 
+import json
+from collections import Counter
+
 import pytest
 from simulated_runs import CROWDED, Run, random_run
 from test_metrics import twin_phases, without_cancelled
 
 from pagedinfer import EngineConfig, Recorder, SamplingParams
 from pagedinfer.engine.engine import Engine
-from pagedinfer.errors import ConfigError, UnknownRequest
+from pagedinfer.errors import ConfigError, RequestTooLong, UnknownRequest
 from pagedinfer.sim.fork import fork
+from pagedinfer.sim.player import Player
+from pagedinfer.sim.report import LOST, WAITING
 from pagedinfer.sim.simulated import SimulatedRunner
-from pagedinfer.sim.why import LOST, WAITING, default_candidates, why
+from pagedinfer.sim.why import default_candidates, why
+from pagedinfer.trace.vllm_events import from_vllm
 
 SMALL = EngineConfig(num_blocks=4, block_size=2, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=20)
 
@@ -80,7 +86,7 @@ def test_head_of_line_blocking():
     run.submit("b", 12, 2)
     run.submit("c", 1, 1)
     report = why(run.drain(), "c")
-    assert report.causes[0].sentence.startswith("behind b: needs 6 blocks, ")
+    assert str(report.causes[0]).startswith("behind b: at first needs 6 blocks, ")
     assert report.causes[0].steps == report.phases.steps("queue")
     assert report.best.changes == {"order": "shortest-prefill"}
     gains = {found.name: found.ttft for found in report.helps}
@@ -111,10 +117,15 @@ def test_statements_beside_the_recording(seed):
         assert report.phases.num_recomputed_tokens == again
         waited = [step for step, phase in by_step.items() if phase in WAITING]
         assert sorted(step for cause in report.causes for step in cause.steps) == waited
+        plans = {e.i: e for e in events if e.kind == "step"}
         for cause in report.causes:
-            (first,) = (e for e in events if e.kind == "step" and e.i == cause.steps[0])
-            assert cause.sentence.removeprefix("behind ").split(": ", 1)[-1] in (
-                *first.reasons.values(), "no reason was told", first.reasons.get(rid))  # fmt: skip
+            told = {step: _told(plans[step], rid) for step in cause.steps}
+            if cause.sentence.startswith("it ended in this step ("):
+                assert cause.steps == [report.life.steps.finished]
+                continue
+            assert Counter(front for front, _ in told.values() if front) == cause.fronts
+            sentences = [said for _, said in told.values()]
+            assert (sentences[0], sentences[-1]) == (cause.sentence, cause.last)
         scheduled = {e.i: e.scheduled for e in events if e.kind == "step"}
         assert report.ran_meanwhile == {
             other: [step for step in waited if other in scheduled[step]] for other in report.ran_meanwhile
@@ -127,6 +138,14 @@ def test_statements_beside_the_recording(seed):
         ]
         assert [other for _, other, _ in report.preempted_for_it] == theirs
         assert report.sentences
+
+
+def _told(plan, rid):
+    """Who was in front of a request that a plan left out, and the sentence that says why; the slow way."""
+    if rid in plan.reasons:
+        return "", plan.reasons[rid]
+    left = [other for other in plan.reasons if other not in plan.scheduled]
+    return (left[-1], plan.reasons[left[-1]]) if left else ("", "no reason was told")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -154,9 +173,11 @@ def test_what_would_have_helped_beside_forks_by_hand(seed):
                 row["ttft_steps"] or row["finished"] - row["submitted"] for row in (before, after)
             )
             assert found.ttft == first - second
-        gains = [(found.e2e, found.ttft or 0) for found in report.helps]
+            assert found.num_tokens == after["output_tokens"] - before["output_tokens"]
+            assert found.first_token == (None if before["ttft_steps"] else after["ttft_steps"])
+        gains = [(found.num_tokens, found.e2e, found.ttft or 0) for found in report.helps]
         assert gains == sorted(gains, reverse=True)
-        assert (report.best is None) == (gains[0] <= (0, 0))
+        assert (report.best is None) == (gains[0] <= (0, 0, 0))
 
 
 def test_candidates_of_ones_own():
@@ -251,3 +272,106 @@ def test_a_request_that_was_given_up_before_its_first_token():
     assert report.sentences[0] == "b ended (abort) after 5 steps: no token came, 0 tokens produced."
     assert report.best.name == "max_num_seqs=2"
     assert report.best.ttft == 4
+
+
+def test_one_that_waits_behind_several():
+    """Numbers and names that change on the way are not told of the whole stretch."""
+    run = Run(EngineConfig(num_blocks=80, block_size=2, max_num_batched_tokens=16, max_num_seqs=1))
+    for rid in "abcd":
+        run.submit(rid, 2, 2)
+    report = why(run.drain(), "d")
+    assert [(str(cause), cause.steps) for cause in report.causes] == [
+        ("behind b in 2, c in 2: the only seat (max_num_seqs) is taken", [1, 2, 3, 4]),
+        ("the only seat (max_num_seqs) is taken", [5, 6]),
+    ]
+
+
+def test_how_one_was_ended_and_what_it_would_have_got():
+    run = Run(EngineConfig(num_blocks=40, block_size=2, max_num_batched_tokens=16, max_num_seqs=1))
+    run.submit("a", 2, 9)
+    run.submit("b", 2, 8)
+    for _ in range(5):
+        run.step()
+    run.scheduler.abort("b", "the caller hung up")
+    sentences = why(run.drain(), "b", candidates=[{"max_num_seqs": 2}]).sentences
+    assert sentences[-3:] == [
+        "It was ended after step 5: the caller hung up.",
+        "What would have helped most: max_num_seqs=2, a first token after 1 step instead of none and 5 tokens more.",
+        "Re-simulated from the first step: max_num_seqs=2 (a first token after 1 step instead of none and 5 tokens "
+        "more).",
+    ]
+
+
+def test_one_that_outgrew_the_pool():
+    """A larger pool makes it longer, and that is what it lacked."""
+    run = Run(EngineConfig(num_blocks=5, block_size=2, max_num_batched_tokens=16, max_model_len=40))
+    run.submit("a", 4, 30)
+    run.submit("b", 2, 3)
+    report = why(run.drain(), "a", candidates=[{"num_blocks": 20}])
+    assert report.best.num_tokens > 0
+    assert "It was ended after step 8: " in str(report)
+    assert report.best.effect.endswith("tokens more")
+
+
+def test_a_recording_that_ends_before_it():
+    run = Run(EngineConfig(num_blocks=40, block_size=2, max_num_batched_tokens=16, max_num_seqs=1))
+    run.submit("a", 2, 9)
+    run.submit("b", 2, 2)
+    for _ in range(3):
+        run.step()
+    assert why(run.recording, "b").sentences[4] == (
+        "The recording ends before it does. Re-simulated, everybody runs on to the most tokens asked for; without a "
+        "change it then has TTFT 10 and E2E 11, from which gains count."
+    )
+
+
+def test_ids_that_have_no_report_say_why():
+    engine = Engine(CROWDED, SimulatedRunner())
+    with Recorder(engine) as recording:
+        engine.add_request([1] * 3, SamplingParams(max_tokens=2, n=2), "two")
+        with pytest.raises(RequestTooLong):
+            engine.add_request([1] * 50, SamplingParams(max_tokens=2), "long")
+        while engine.has_unfinished():
+            engine.step()
+    with pytest.raises(UnknownRequest, match=r"'two' has several outputs.*ask about one: two\.0, two\.1\."):
+        why(recording, "two")
+    with pytest.raises(
+        UnknownRequest, match="'long' was refused when it came, after step 0: Request 'long' has 50"
+    ):
+        why(recording, "long")
+    assert why(recording, "two.1").sentences[0].startswith("two.1 ended (length) after ")
+
+
+def test_a_recording_of_another_engine():
+    """Phases and causes as far as they are known, its times as the requests' table has them, and no re-simulation."""
+    recording = from_vllm([_span("a", 1.0, 4.0, 0.0), _span("b", 1.5, 6.0, 2.0)])
+    report = why(recording, "b")
+    assert report.phases.counts["queue"]
+    first, end = recording.requests["ttft_s"][-1], report.life.seconds.e2e
+    clock, note = report.sentences[-2:]
+    assert clock.startswith("By its recording's clock: queue time ")
+    assert clock.endswith(f" s, TTFT {first:.3g} s, E2E {end:.3g} s.")
+    assert note.startswith(
+        "What would have helped cannot be re-simulated: This recording is of another engine"
+    )
+
+
+def _span(rid, start, end, queued):
+    times = {"start_time": f"2026-01-02T03:04:0{start}Z", "end_time": f"2026-01-02T03:04:0{end}Z"}
+    attributes = {
+        "gen_ai.request.id": rid, "gen_ai.usage.prompt_tokens": 32, "gen_ai.usage.completion_tokens": 9,
+        "gen_ai.latency.time_in_queue": queued, "gen_ai.latency.time_to_first_token": queued + 0.25,
+        "gen_ai.latency.e2e": end - start,
+    }  # fmt: skip
+    return json.dumps({"name": "llm_request", **times, "attributes": attributes})
+
+
+def test_an_interrupted_report_leaves_nothing_behind(monkeypatch):
+    recording = story()
+    before, told = recording.to_jsonl(), str(why(recording, "b"))
+    monkeypatch.setattr(Player, "never_fit", lambda player: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        why(recording, "b")
+    monkeypatch.undo()
+    assert recording.to_jsonl() == before
+    assert str(why(recording, "b")) == told

@@ -122,6 +122,10 @@ def changed_config(recording: Recording, changes: dict[str, Any]) -> EngineConfi
         RecordingError: the recording cannot be forked. ConfigError: an unknown setting or a bad value.
     """
     known = {f.name for f in fields(EngineConfig)}
+    if "imported_from" in recording.info:
+        raise RecordingError(
+            "This recording is of another engine, imported; only our own runs can be forked."
+        )
     if not recording.config or any(isinstance(event, ev.Keyframe | ev.Gap) for event in recording.events):
         raise RecordingError("Only a recording from the engine's first step, without gaps, can be forked.")
     made = recording.info.get("fork")

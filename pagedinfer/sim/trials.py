@@ -29,12 +29,14 @@ class Outcome:
 
     Attributes:
         ttft, e2e: to its first token and to its end.
+        num_tokens: output tokens.
         refused: ids of the recorded submissions (`id(event)`) that this engine refuses before the request's end, or
             whenever they come.
     """
 
     ttft: float | None
     e2e: float | None
+    num_tokens: int
     refused: frozenset[int]
 
 
@@ -83,7 +85,8 @@ class Trials:
         if fate.submitted is None:
             return None
         refused = frozenset(map(id, [*player.refused, *player.never_fit()]))
-        return Outcome(_gap(fate.submitted, fate.first_token), _gap(fate.submitted, fate.finished), refused)
+        ttft, e2e = _gap(fate.submitted, fate.first_token), _gap(fate.submitted, fate.finished)
+        return Outcome(ttft, e2e, fate.num_tokens, refused)
 
 
 class _Fate:
@@ -97,6 +100,11 @@ class _Fate:
         self._request: Request | None = None
         self._num_before = 0  # a copy of a live request begins with that one's tokens
 
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return 0 if self._request is None else self._request.num_output_tokens - self._num_before
+
     def is_over(self) -> bool:
         """Look again, after each input and each step. Returns whether it has ended."""
         request, step = self._scheduler.requests.get(self._rid), self._scheduler.step
@@ -109,7 +117,7 @@ class _Fate:
                 return False
             self.submitted, self._num_before = step, request.num_output_tokens
         assert self._request is not None
-        if self.first_token is None and self._request.num_output_tokens > self._num_before:
+        if self.first_token is None and self.num_tokens:
             self.first_token = step
         if request is not self._request:
             self.finished = step

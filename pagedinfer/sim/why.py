@@ -7,103 +7,21 @@ requests with one setting changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.policy import Policy
-from pagedinfer.errors import ConfigError, RecordingError, UnknownRequest, count
+from pagedinfer.errors import ConfigError, RecordingError, UnknownRequest
 from pagedinfer.sim.progress import Progress
+from pagedinfer.sim.report import LOST, WAITING, Cause, Help, Report, label_of
 from pagedinfer.sim.trials import Outcome, Trials
 from pagedinfer.trace import events as ev
-from pagedinfer.trace.metrics import Life
 from pagedinfer.trace.moments import moments
 from pagedinfer.trace.phases import PHASES, Phases, phases
 from pagedinfer.trace.recording import Recording
 
-__all__ = ["Cause", "Help", "Report", "why"]
-
-WAITING = ("queue", "preempted", "stall")
-LOST = (*WAITING, "recompute")
-"""Phases in which a request does not come forward."""
-
-MAX_NAMED = 3
-
-
-@dataclass(slots=True)
-class Cause:
-    """Why it waited in some of the steps: the first sentence that said so, and all steps with sentences like it."""
-
-    sentence: str
-    steps: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Help:
-    """One change, re-simulated from the first step: how many steps the request gains; negative: it loses."""
-
-    changes: dict[str, Any]
-    ttft: float | None
-    e2e: float | None
-
-    @property
-    def name(self) -> str:
-        """The change as a label: "num_blocks=20"."""
-        return _label(self.changes)
-
-
-@dataclass(slots=True)
-class Report:
-    """All that `why` found; `str` and notebooks show it as sentences.
-
-    Attributes:
-        phases: every step of the request by phase.
-        causes: why it waited, the longest first.
-        ran_meanwhile: request -> the steps in which it computed while this one waited.
-        preempted: (step, the engine's cause) of each time it lost its place.
-        preempted_for_it: (step, request, cause) of those that gave way to it.
-        evicted_for_it: (step, blocks, cause) of cached blocks that went for it.
-        helps: candidates, those that gain most first; empty when it cannot be re-simulated or nothing waited.
-        drift: in what the re-simulation without a change differs from the recording, "" when in nothing.
-        note: why there are no candidates, "" when there are.
-    """
-
-    phases: Phases
-    causes: list[Cause] = field(default_factory=list)
-    ran_meanwhile: dict[str, list[int]] = field(default_factory=dict)
-    preempted: list[tuple[int, str]] = field(default_factory=list)
-    preempted_for_it: list[tuple[int, str, str]] = field(default_factory=list)
-    evicted_for_it: list[tuple[int, tuple[int, ...], str]] = field(default_factory=list)
-    helps: list[Help] = field(default_factory=list)
-    drift: str = ""
-    note: str = ""
-
-    @property
-    def life(self) -> Life:
-        """The request's times and counts."""
-        return self.phases.life
-
-    @property
-    def best(self) -> Help | None:
-        """The change after which it would have ended (or else begun) soonest; None when none helps."""
-        return next((help_ for help_ in self.helps if _gain(help_) > (0.0, 0.0)), None)
-
-    @property
-    def sentences(self) -> list[str]:
-        """The report, a sentence or two for each finding."""
-        return list(_sentences(self))
-
-    def __str__(self) -> str:
-        return "\n".join(self.sentences)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head, *rest = self.sentences
-        items = "".join(f"<li>{escape(sentence)}</li>" for sentence in rest)
-        return f"<p><b>{escape(head)}</b></p><ul>{items}</ul>"
+__all__ = ["default_candidates", "why"]
 
 
 def why(
@@ -124,17 +42,33 @@ def why(
     everyone = phases(recording)
     mine = [one for one in everyone if one.life.rid == rid]
     if not mine:
-        known = ", ".join(list(dict.fromkeys(one.life.rid for one in everyone))[:8]) or "none"
-        raise UnknownRequest(f"No request {rid!r} was submitted in this recording; it has {known}.")
+        raise UnknownRequest(_unknown(recording, rid, everyone))
     report = Report(mine[-1])
+    report.is_imported = "imported_from" in recording.info
     _look_back(recording, report)
     if not report.phases.steps(*LOST):
         report.note = "Nothing waited, so no change of the engine's settings was tried."
         return report
+    try:
+        trials = Trials(recording, rid, len(mine) - 1, recorded_policy)
+    except RecordingError as error:
+        report.note = f"What would have helped cannot be re-simulated: {error}"
+        return report
     if candidates is None:
         candidates = default_candidates(recording, set(report.phases.by_step.values()))
-    _try(recording, report, len(mine) - 1, candidates, recorded_policy)
+    _try(trials, report, candidates)
     return report
+
+
+def _unknown(recording: Recording, rid: str, everyone: Sequence[Phases]) -> str:
+    """The sentence why there is no report about this id."""
+    for event in recording.events:
+        if isinstance(event, ev.Reject) and event.rid == rid:
+            return f"Request {rid!r} was refused when it came, after step {event.step}: {event.why}"
+    ids = list(dict.fromkeys(one.life.rid for one in everyone))
+    if children := [known for known in ids if known.rpartition(".")[0] == rid]:
+        return f"Request {rid!r} has several outputs, each a request; ask about one: {', '.join(children)}."
+    return f"No request {rid!r} was submitted in this recording; it has {', '.join(ids[:8]) or 'none'}."
 
 
 # -- what happened ----------------------------------------------------------------------------------------------------
@@ -150,10 +84,12 @@ def _look_back(recording: Recording, report: Report) -> None:
         if moment.lives.get(rid) is None or moment.step not in by_step:
             continue
         waited = by_step[moment.step] in WAITING
+        ends = any(isinstance(event, ev.Finish) and event.rid == rid for event in moment.events)
         for event in moment.events:
             if isinstance(event, ev.Step) and waited:
-                sentence = _reason(event, rid)
-                causes.setdefault(_pattern(sentence), Cause(sentence)).steps.append(moment.step)
+                front, sentence = _reason(event, report, ends)
+                cause = causes.setdefault(_pattern(sentence, front), Cause(sentence))
+                cause.add(moment.step, front, sentence)
                 for other in event.scheduled:
                     report.ran_meanwhile.setdefault(other, []).append(moment.step)
             elif isinstance(event, ev.Preempt) and event.rid == rid:
@@ -166,17 +102,21 @@ def _look_back(recording: Recording, report: Report) -> None:
     report.ran_meanwhile = dict(sorted(report.ran_meanwhile.items(), key=lambda item: -len(item[1])))
 
 
-def _reason(step: ev.Step, rid: str) -> str:
-    """Why a request was left out of a step: its own reason, or that of the one in front of it."""
+def _reason(step: ev.Step, report: Report, ends: bool) -> tuple[str, str]:
+    """(who was in front of it, "" for nobody, the sentence why it or that one was left out of a step)."""
+    rid, life = report.life.rid, report.life
     if rid in step.reasons:
-        return step.reasons[rid]
-    front = next((r for r in reversed(step.reasons) if r not in step.scheduled), None)
-    return f"behind {front}: {step.reasons[front]}" if front is not None else "no reason was told"
+        return "", step.reasons[rid]
+    if ends:
+        return "", f"it ended in this step ({life.finish_reason}: {life.detail})"
+    front = next((r for r in reversed(step.reasons) if r not in step.scheduled), "")
+    return (front, step.reasons[front]) if front else ("", "no reason was told")
 
 
-def _pattern(sentence: str) -> str:
-    """A sentence without its numbers, so that equal causes are one."""
-    return re.sub(r"\bblocks\b", "block", re.sub(r"\d+", "#", sentence))
+def _pattern(sentence: str, front: str) -> str:
+    """A sentence without its numbers and whom it is about, so that equal causes are one."""
+    told = re.sub(r"\d+", "#", sentence.replace(front, "it", 1) if front else sentence)
+    return ("behind " if front else "") + re.sub(r"\bblocks\b", "block", told)
 
 
 # -- what would have helped -------------------------------------------------------------------------------------------
@@ -231,33 +171,23 @@ def _is_sound(config: dict[str, Any], changes: dict[str, Any]) -> bool:
     return True
 
 
-def _try(
-    recording: Recording,
-    report: Report,
-    number: int,
-    candidates: Sequence[dict[str, Any]],
-    make_policy: Callable[[EngineConfig], Policy] | None,
-) -> None:
-    """Re-simulate each candidate and note what life `number` of this id gains against the same without a change."""
-    try:
-        trials = Trials(recording, report.life.rid, number, make_policy)
-    except RecordingError as error:
-        report.note = f"What would have helped cannot be re-simulated: {error}"
-        return
+def _try(trials: Trials, report: Report, candidates: Sequence[dict[str, Any]]) -> None:
+    """Re-simulate each candidate and note what the request gains against the same without a change."""
     with Progress("Re-simulating without a change", "step") as progress:
         before = trials.run({}, progress)
         if before is None:
             report.note = "What would have helped cannot be re-simulated: run again, the engine refuses it."
             return
-        report.drift = _drift(report.life, before)
-        for changes in candidates:
-            progress.what = f"Re-simulating {_label(changes)} ({len(report.helps) + 1} of {len(candidates)})"
+        report.unchanged = before
+        for number, changes in enumerate(candidates, 1):
+            progress.what = f"Re-simulating {label_of(changes)} ({number} of {len(candidates)})"
             after = trials.run(changes, progress)
             if after is None or after.refused - before.refused:
                 continue  # it refuses requests; those that are left would seem to gain by it
             ttft, e2e = _minus(_ttft(before), _ttft(after)), _minus(before.e2e, after.e2e)
-            report.helps.append(Help(changes, ttft, e2e))
-    report.helps.sort(key=_gain, reverse=True)  # stable: of equal ones the first tried stays in front
+            first = after.ttft if before.ttft is None else None
+            report.helps.append(Help(changes, ttft, e2e, after.num_tokens - before.num_tokens, first))
+    report.helps.sort(key=lambda help_: help_.gain, reverse=True)  # stable: the first tried stays in front
 
 
 def _ttft(outcome: Outcome) -> float | None:
@@ -265,112 +195,5 @@ def _ttft(outcome: Outcome) -> float | None:
     return outcome.e2e if outcome.ttft is None else outcome.ttft
 
 
-def _label(changes: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in changes.items())
-
-
-def _drift(life: Life, again: Outcome) -> str:
-    """How the re-simulation differs from the recording although nothing was changed: "" where it does not."""
-    told = [
-        f"{name} {_number(now)} instead of {_number(was)}"
-        for name, was, now in (("TTFT", life.steps.ttft, again.ttft), ("E2E", life.steps.e2e, again.e2e))
-        if was is not None and now is not None and was != now
-    ]
-    return " and ".join(told)
-
-
 def _minus(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a - b
-
-
-def _gain(help_: Help) -> tuple[float, float]:
-    return (help_.e2e or 0.0, help_.ttft or 0.0)
-
-
-# -- in words ---------------------------------------------------------------------------------------------------------
-
-
-def _sentences(report: Report) -> Iterator[str]:
-    by_phase = report.phases.counts
-    total = len(report.phases.by_step)
-    yield _headline(report, total)
-    if not total:
-        return
-    if not report.phases.steps(*LOST):
-        yield f"Nothing waited: it was computed in every step{_where(report.phases.steps(*by_phase))}."
-    else:
-        spent = [(n, phase) for phase, n in by_phase.items() if n]
-        parts = [f"{phase} {n} ({n / total:.0%}{_where(report.phases.steps(phase))})" for n, phase in spent]
-        yield f"Its {count(total, 'step')}: {', '.join(parts)}."
-    for cause in report.causes:
-        yield f"It waited {count(len(cause.steps), 'step')}{_where(cause.steps)}: {cause.sentence}."
-    if report.ran_meanwhile:
-        ran = [f"{rid} in {len(steps)}" for rid, steps in report.ran_meanwhile.items()]
-        waited = len(report.phases.steps(*WAITING))
-        hidden = f" and {len(ran) - MAX_NAMED} more" if len(ran) > MAX_NAMED else ""
-        yield f"In those {count(waited, 'step')} others were computed: {', '.join(ran[:MAX_NAMED])}{hidden}."
-    for step, cause_told in report.preempted:
-        yield f"It was preempted{_where([step])}: {cause_told}."
-    if again := report.phases.num_recomputed_tokens:
-        yield f"{count(again, 'token')} had to be computed again{_where(list(report.phases.recomputed))}."
-    for step, rid, cause_told in report.preempted_for_it:
-        yield f"{rid} was preempted for it{_where([step])}: {cause_told}."
-    for step, blocks, cause_told in report.evicted_for_it:
-        yield f"{count(len(blocks), 'cached block')} went for it{_where([step])}: {cause_told}."
-    yield from _help_sentences(report)
-
-
-def _headline(report: Report, total: int) -> str:
-    life = report.life
-    if not total:
-        return f"{life.rid} was there for no step{f' ({life.finish_reason})' if life.finish_reason else ''}."
-    ttft = "no token came" if life.steps.ttft is None else f"TTFT {_number(life.steps.ttft)}"
-    end = f"ended ({life.finish_reason})" if life.finish_reason else "is still live"
-    return f"{life.rid} {end} after {count(total, 'step')}: {ttft}, {count(life.num_output_tokens, 'token')} produced."
-
-
-def _help_sentences(report: Report) -> Iterator[str]:
-    if report.note:
-        yield report.note
-        return
-    if report.drift:
-        yield (
-            f"The re-simulation does not repeat this run exactly: without a change it gives {report.drift}. "
-            "What follows counts from there."
-        )
-    if best := report.best:
-        yield f"What would have helped most: {best.name}, {_effect(best)}."
-    elif report.helps:
-        yield "No single change that was tried would have helped."
-    if told := [f"{help_.name} ({_effect(help_)})" for help_ in report.helps if help_.ttft or help_.e2e]:
-        yield f"Re-simulated from the first step: {', '.join(told)}."
-    if same := [help_.name for help_ in report.helps if not (help_.ttft or help_.e2e)]:
-        yield f"Re-simulated without a difference to it: {', '.join(same)}."
-
-
-def _effect(help_: Help) -> str:
-    parts = [
-        f"{name} {_number(abs(gain))} {'step' if abs(gain) == 1 else 'steps'} {'shorter' if gain > 0 else 'longer'}"
-        for name, gain in (("TTFT", help_.ttft), ("E2E", help_.e2e))
-        if gain
-    ]
-    return " and ".join(parts)
-
-
-def _number(value: float) -> str:
-    return f"{value:g}"
-
-
-def _where(steps: Sequence[int]) -> str:
-    """Evidence: ", steps 3 to 7 and 9"; long lists are cut."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and runs[-1][1] == step - 1:
-            runs[-1][1] = step
-        else:
-            runs.append([step, step])
-    if not runs:
-        return ""
-    said = [str(a) if a == b else f"{a} to {b}" for a, b in runs[:4]]
-    more = f" and {len(runs) - 4} more stretches" if len(runs) > 4 else ""
-    return f", {'step' if len(steps) == 1 else 'steps'} {', '.join(said)}{more}"

@@ -1,0 +1,280 @@
+"""What `why` found about a request, and how it says so: every statement with the steps that show it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from pagedinfer.errors import count
+from pagedinfer.sim.trials import Outcome
+from pagedinfer.trace.metrics import Life
+from pagedinfer.trace.phases import Phases
+
+__all__ = ["LOST", "WAITING", "Cause", "Help", "Report", "label_of"]
+
+WAITING = ("queue", "preempted", "stall")
+LOST = (*WAITING, "recompute")
+"""Phases in which a request does not come forward."""
+
+MAX_NAMED = 3
+
+
+@dataclass(slots=True)
+class Cause:
+    """Why it waited in some of the steps.
+
+    Attributes:
+        sentence: the first that said so, of the request itself or of the one in front of it.
+        last: the last that did; its numbers, or whom it is about, may differ.
+        steps: those with sentences like it.
+        fronts: who was in front, and in how many of the steps; empty where the sentence is about the request itself.
+    """
+
+    sentence: str
+    last: str = ""
+    steps: list[int] = field(default_factory=list)
+    fronts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, step: int, front: str, sentence: str) -> None:
+        """One step more, in which `front` ("" for nobody) was before it and `sentence` was told."""
+        self.steps.append(step)
+        self.last = sentence
+        if front:
+            self.fronts[front] += 1
+
+    def __str__(self) -> str:
+        if not self.fronts:
+            behind = ""
+        elif len(self.fronts) == 1:
+            behind = f"behind {next(iter(self.fronts))}: "
+        else:
+            behind = f"behind {_most([f'{rid} in {n}' for rid, n in self.fronts.most_common()])}: "
+        told = (
+            self.sentence if self.sentence == self.last else f"at first {self.sentence}; at last {self.last}"
+        )
+        return behind + told
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """One change, re-simulated from the first step: what the request gains; negative: it loses.
+
+    Attributes:
+        changes: the settings.
+        ttft, e2e: steps gained. Where no first token came, its whole life stands for its TTFT.
+        num_tokens: output tokens gained: it was aborted, or cut off by the pool, and gets further.
+        first_token: its TTFT in this run, where without the change no token comes; else None.
+    """
+
+    changes: dict[str, Any]
+    ttft: float | None
+    e2e: float | None
+    num_tokens: int = 0
+    first_token: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The change as a label: "num_blocks=20"."""
+        return label_of(self.changes)
+
+    @property
+    def gain(self) -> tuple[float, float, float]:
+        """By what changes are ranked: more tokens, then a sooner end, then a sooner first token."""
+        return self.num_tokens, self.e2e or 0.0, self.ttft or 0.0
+
+    @property
+    def effect(self) -> str:
+        """The gain in words, "" for none."""
+        parts = [
+            f"{name} {count(int(abs(gain)), 'step')} {'shorter' if gain > 0 else 'longer'}"
+            for name, gain in (("TTFT", self.ttft if self.first_token is None else None), ("E2E", self.e2e))
+            if gain
+        ]
+        if self.first_token is not None:
+            parts.insert(0, f"a first token after {count(int(self.first_token), 'step')} instead of none")
+        if self.num_tokens:
+            more = count(abs(self.num_tokens), "token")
+            parts.append(f"{more} {'more' if self.num_tokens > 0 else 'less'}")
+        return " and ".join(parts)
+
+
+@dataclass(slots=True)
+class Report:
+    """All that `why` found; `str` and notebooks show it as sentences.
+
+    Attributes:
+        phases: every step of the request by phase.
+        causes: why it waited, the longest first.
+        ran_meanwhile: request -> the steps in which it computed while this one waited.
+        preempted: (step, the engine's cause) of each time it lost its place.
+        preempted_for_it: (step, request, cause) of those that gave way to it.
+        evicted_for_it: (step, blocks, cause) of cached blocks that went for it.
+        helps: candidates, those that gain most first; empty when it cannot be re-simulated or nothing waited.
+        unchanged: the re-simulation without a change, from which gains count; None when there is none.
+        is_imported: whether the recording is of another engine.
+        note: why there are no candidates, "" when there are.
+    """
+
+    phases: Phases
+    causes: list[Cause] = field(default_factory=list)
+    ran_meanwhile: dict[str, list[int]] = field(default_factory=dict)
+    preempted: list[tuple[int, str]] = field(default_factory=list)
+    preempted_for_it: list[tuple[int, str, str]] = field(default_factory=list)
+    evicted_for_it: list[tuple[int, tuple[int, ...], str]] = field(default_factory=list)
+    helps: list[Help] = field(default_factory=list)
+    unchanged: Outcome | None = None
+    is_imported: bool = False
+    note: str = ""
+
+    @property
+    def life(self) -> Life:
+        """The request's times and counts."""
+        return self.phases.life
+
+    @property
+    def drift(self) -> str:
+        """In what the re-simulation without a change differs from the recording: "" when in nothing."""
+        if self.unchanged is None:
+            return ""
+        pairs = (
+            ("TTFT", self.life.steps.ttft, self.unchanged.ttft),
+            ("E2E", self.life.steps.e2e, self.unchanged.e2e),
+        )
+        return " and ".join(
+            f"{name} {_number(now)} instead of {_number(was)}"
+            for name, was, now in pairs
+            if was is not None and now is not None and was != now
+        )
+
+    @property
+    def best(self) -> Help | None:
+        """The change after which it would have come furthest, or ended or begun soonest; None when none helps."""
+        return next((help_ for help_ in self.helps if help_.gain > (0, 0.0, 0.0)), None)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The report, a sentence or two for each finding."""
+        return list(_sentences(self))
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *rest = self.sentences
+        items = "".join(f"<li>{escape(sentence)}</li>" for sentence in rest)
+        return f"<p><b>{escape(head)}</b></p><ul>{items}</ul>"
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _sentences(report: Report) -> Iterator[str]:
+    by_phase = report.phases.counts
+    total = len(report.phases.by_step)
+    yield _headline(report, total)
+    if not total:
+        return
+    if not report.phases.steps(*LOST):
+        yield f"Nothing waited: it was computed in every step{_where(report.phases.steps(*by_phase))}."
+    else:
+        spent = [(n, phase) for phase, n in by_phase.items() if n]
+        parts = [f"{phase} {n} ({n / total:.0%}{_where(report.phases.steps(phase))})" for n, phase in spent]
+        yield f"Its {count(total, 'step')}: {', '.join(parts)}."
+    for cause in report.causes:
+        yield f"It waited {count(len(cause.steps), 'step')}{_where(cause.steps)}: {cause}."
+    if report.ran_meanwhile:
+        ran = [f"{rid} in {len(steps)}" for rid, steps in report.ran_meanwhile.items()]
+        waited = len(report.phases.steps(*WAITING))
+        when = "that step" if waited == 1 else f"those {count(waited, 'step')}"
+        yield f"In {when} others were computed: {_most(ran)}."
+    for step, cause_told in report.preempted:
+        yield f"It was preempted{_where([step])}: {cause_told}."
+    if again := report.phases.num_recomputed_tokens:
+        yield f"{count(again, 'token')} had to be computed again{_where(list(report.phases.recomputed))}."
+    for step, rid, cause_told in report.preempted_for_it:
+        yield f"{rid} was preempted for it{_where([step])}: {cause_told}."
+    for step, blocks, cause_told in report.evicted_for_it:
+        yield f"{count(len(blocks), 'cached block')} went for it{_where([step])}: {cause_told}."
+    life = report.life
+    if life.finish_reason in ("abort", "error") or "pool" in life.detail:
+        yield f"It was ended after step {life.steps.finished}: {life.detail}."
+    if report.is_imported and (times := _seconds(life)):
+        yield f"By its recording's clock: {times}."
+    yield from _help_sentences(report)
+
+
+def _headline(report: Report, total: int) -> str:
+    life = report.life
+    if not total:
+        return f"{life.rid} was there for no step{f' ({life.finish_reason})' if life.finish_reason else ''}."
+    ttft = "no token came" if life.steps.ttft is None else f"TTFT {_number(life.steps.ttft)}"
+    end = f"ended ({life.finish_reason})" if life.finish_reason else "is still live"
+    return f"{life.rid} {end} after {count(total, 'step')}: {ttft}, {count(life.num_output_tokens, 'token')} produced."
+
+
+def _help_sentences(report: Report) -> Iterator[str]:
+    if report.note:
+        yield report.note
+        return
+    now = report.unchanged
+    if report.life.finish_reason is None and now is not None:
+        first = "no first token" if now.ttft is None else f"TTFT {_number(now.ttft)}"
+        end = "no end" if now.e2e is None else f"E2E {_number(now.e2e)}"
+        yield (
+            "The recording ends before it does. Re-simulated, everybody runs on to the most tokens asked for; without "
+            f"a change it then has {first} and {end}, from which gains count."
+        )
+    elif report.drift:
+        yield (
+            f"The re-simulation does not repeat this run exactly: without a change it gives {report.drift}. "
+            "Gains count from there."
+        )
+    if best := report.best:
+        yield f"What would have helped most: {best.name}, {best.effect}."
+    elif report.helps:
+        yield "No single change that was tried would have helped."
+    if told := [f"{help_.name} ({help_.effect})" for help_ in report.helps if help_.effect]:
+        yield f"Re-simulated from the first step: {', '.join(told)}."
+    if same := [help_.name for help_ in report.helps if not help_.effect]:
+        yield f"Re-simulated without a difference to it: {', '.join(same)}."
+
+
+def label_of(changes: dict[str, Any]) -> str:
+    """Changes as a label: "num_blocks=20"."""
+    return ", ".join(f"{name}={value}" for name, value in changes.items())
+
+
+def _seconds(life: Life) -> str:
+    times = life.seconds
+    told = (("queue time", times.queue_time), ("TTFT", times.ttft), ("E2E", times.e2e))
+    return ", ".join(f"{name} {value:.3g} s" for name, value in told if value is not None)
+
+
+def _most(items: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    hidden = f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else ""
+    return ", ".join(items[:MAX_NAMED]) + hidden
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+def _where(steps: Sequence[int]) -> str:
+    """Evidence: ", steps 3 to 7 and 9"; long lists are cut."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and runs[-1][1] == step - 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    if not runs:
+        return ""
+    said = [str(a) if a == b else f"{a} to {b}" for a, b in runs[:4]]
+    more = f" and {len(runs) - 4} more stretches" if len(runs) > 4 else ""
+    return f", {'step' if len(steps) == 1 else 'steps'} {', '.join(said)}{more}"
