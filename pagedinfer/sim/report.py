@@ -98,7 +98,7 @@ class Help:
         if self.num_tokens:
             more = count(abs(self.num_tokens), "token")
             parts.append(f"{more} {'more' if self.num_tokens > 0 else 'less'}")
-        return " and ".join(parts)
+        return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 2 else parts)
 
 
 @dataclass(slots=True)
