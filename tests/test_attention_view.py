@@ -188,11 +188,34 @@ def test_one_request_of_several():
     records = tapped_run()
     both, only = AttentionView(records), AttentionView(records, request="B")
     assert (only.first_step, only.last_step) == (10, 40)
-    assert both.record(20).request_id == "A", "the first in the batch"
+    assert both.record(20).request_id == "A", "the first by id"
     assert [node.get("data-rid") for node in parts(both.svg(20), "data-rid")] == ["A", "B"]
     assert [node.get("data-rid") for node in parts(only.svg(20), "data-rid")] == ["B"]
+    crowd = [replace(records[20], request_id=f"r{i}") for i in range(11)]
+    view = AttentionView(crowd[::-1])
+    assert view.record().request_id == "r0"
+    view.selected = {"request": "r10"}
+    for width in (WIDE, NARROW):
+        svg = view.svg(width=width)
+        assert [node.get("data-rid") for node in parts(svg, "data-rid")] == ["r8", "r9", "r10"]
+        assert "and 8 more" in texts(svg)
     with pytest.raises(ConfigError, match="request='C': these records are of A, B"):
         AttentionView(records, request="C")
+
+
+def test_a_selected_request_is_shown_where_it_has_records():
+    view, only = AttentionView(tapped_run()), AttentionView(tapped_run(), request="A")
+    before, version = view.svg(20), view.version
+    for each in (view, only):
+        each.selected = {"request": "B"}
+    assert view.record(20).request_id == "B"
+    assert view.version == version + 1, "what a browser holds is out of date"
+    assert "step 9: no record of B up to this step" in view.text(9)
+    assert only.record(20).request_id == "A"
+    for other in ({"request": "C"}, {"block": 101}, {}):
+        view.selected = other
+        assert view.record(20).request_id == "A"
+    assert view.svg(20) == before
 
 
 def test_records_may_come_while_it_is_shown():
@@ -207,8 +230,8 @@ def test_records_may_come_while_it_is_shown():
     assert view.update()
     assert "holds no attention" in view.text(), "a record that cannot be shown is no error any more"
     assert view._repr_mimebundle_()["text/plain"] == repr(view)
-    shown[:28] = []
     view.cursor = view.first_step
+    shown[:28] = []
     assert view.update()
     assert view.cursor == view.first_step == records[28].step, "what is forgotten is not shown"
 

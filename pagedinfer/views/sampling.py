@@ -108,8 +108,8 @@ class SamplingView(TapView):
     Args:
         given: a tap, which may go on keeping, a record, or records in a sequence.
         choice: which of a step's tokens, where there are several.
-        request: whose records; None: of the selected request where it has any, else of the first one in the step's
-            batch that chose a token.
+        request: whose records; None: of the selected request where it has any, else of the first one in the step,
+            by id, that chose a token.
         step: the step to open at. A step without a record shows the newest one before; where that one chose no token
             (a chunk of its prompt), the view says so.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol, runtime_checkable
@@ -53,8 +53,8 @@ class TapView(SteppedView):
 
     Args:
         given: a tap, which may go on keeping, a record, or records in a sequence.
-        request: whose records; None: of the selected request where it has any, else of the first one in the step's
-            batch with something to show.
+        request: whose records; None: of the selected request where it has any, else of the first one in the step,
+            by id, with something to show.
         step: the step to open at; -1 is the last.
 
     Raises:
@@ -107,17 +107,22 @@ class TapView(SteppedView):
     def read(self) -> tuple[int, int]:
         """The records as they are now, in order of steps; of a step that was run again the last run's."""
         newest = {(record.step, record.request_id): record for record in self._source.records}
-        mine = (record for (_, rid), record in newest.items() if self.request in (None, rid))
-        self._records = sorted(mine, key=lambda record: record.step)
+        mine = [record for (_, rid), record in newest.items() if self.request in (None, rid)]
+        self._records = sorted(mine, key=lambda each: (each.step, len(each.request_id), each.request_id))
         self._steps = [record.step for record in self._records]
         return (self._steps[0], self._steps[-1]) if self._steps else (0, 0)
 
     def update(self) -> bool:
         """As of every view; a cursor at a step that the tap has forgotten goes to the nearest one."""
         grown = super().update()
-        if (step := max(self.first_step, min(self.cursor, self.last_step))) != self.cursor:
-            self.cursor = step
+        self._cursor = min(max(self._cursor, self.first_step), self.last_step)
         return grown
+
+    def go_along(self, step: int | None, selected: Mapping[str, Any] | None) -> None:
+        """As of every view; a selected request's records are drawn in place of another's."""
+        if selected is not None and self._wanted(selected) != self._wanted(self.selected):
+            self.version += 1
+        super().go_along(step, selected)
 
     def record(self, step: int | None = None) -> TapRecord | None:
         """What is shown at a step: see the class. None where there is nothing yet."""
@@ -125,16 +130,19 @@ class TapView(SteppedView):
 
     def _at(self, step: int) -> TapRecord | None:
         upto = self._records[: bisect_right(self._steps, step)]
-        if (wanted := self._wanted()) is not None:
+        if (wanted := self._wanted(self.selected)) is not None:
             return next((record for record in reversed(upto) if record.request_id == wanted), None)
-        batch = upto[bisect_left(self._steps, upto[-1].step) :] if upto else []
+        batch = self._batch(upto[-1].step) if upto else []
         return next((record for record in batch if not self._lack(record)), batch[0] if batch else None)
 
-    def _wanted(self) -> str | None:
+    def _batch(self, step: int) -> list[TapRecord]:
+        """The records of a step, in order of ids."""
+        return self._records[bisect_left(self._steps, step) : bisect_right(self._steps, step)]
+
+    def _wanted(self, selected: Mapping[str, Any]) -> str | None:
         """The request asked for, or the selected one where it has records."""
-        selected = (getattr(self, "selected", None) or {}).get("request")
-        known = any(record.request_id == selected for record in self._records)
-        return self.request if self.request is not None or not known else selected
+        rids = {record.request_id for record in self._records}
+        return self.request or next((rid for rid in rids if rid == selected.get("request")), None)
 
     # -- drawing --------------------------------------------------------------------------------------------------
 
@@ -154,28 +162,28 @@ class TapView(SteppedView):
         return sheet
 
     def _nothing(self) -> str:
-        whose = self._wanted()
+        whose = self._wanted(self.selected)
         if not self._records:
             return f"no record{f' of {whose}' if whose else ''} yet; run a step while the tap is attached"
         return f"no record of {whose} up to this step" if whose else "no record up to this step"
 
     def _chips(self, shown: TapRecord, width: int) -> list[str]:
-        """The requests with a record in the step of the one shown, which is framed; as many as fit."""
-        there = [record.request_id for record in self._records if record.step == shown.step]
-        x, out = 0.0, list[str]()
-        for rid in sorted(there, key=lambda rid: rid != shown.request_id):
-            name = cut(rid, 180)
+        """The requests with a record in the step of the one shown, which is framed."""
+        there = self._batch(shown.step)
+        page, at = 8 if width >= NARROWEST_WIDE else 4, there.index(shown)
+        chips, x, out = there[at - at % page :][:page], 0.0, list[str]()
+        for record in chips:
+            rid, mine = record.request_id, record is shown
+            name = cut(rid, (width - 90) / len(chips) - 30)
             wide = 22 + 7.2 * columns_of(name)
-            if x + wide > width - 70 and x:
-                out.append(text(x + 4, 20, f"and {len(there) - len(out)} more", SMALL))
-                break
-            mine = rid == shown.request_id
             tone, edge = ("pi-s-accent", 'stroke-width="2"') if mine else ("pi-s-line", "")
             body = rect(f"pi-free {tone}", x + 1, 5, wide - 2, 22, 11, edge)
             body += text(x + wide / 2, 20, name, "pi-ink pi-strong" if mine else "pi-ink", "middle")
-            about = f"{rid}, step {shown.step}" + (", shown" if mine else "")
+            about = f"{rid}, step {record.step}" + (", shown" if mine else "")
             out.append(titled(about, body, f'data-rid="{escape(rid)}"'))
             x += wide + 8
+        if (hidden := len(there) - len(chips)) > 0:
+            out.append(text(x + 4, 20, f"and {hidden} more", SMALL))
         return out
 
 
