@@ -167,9 +167,14 @@ class SamplingView(TapView):
         caption = f"Probability of each token, %, after each stage; {bars}. {made.changes}".strip()
         sheet.add(*wrapped(caption, 12, sheet.width))
         sheet.add(_header(made, place), 58)
-        top, rows = sheet.height, len(made.choice.candidates) + 1
-        sheet.add([_ground(i, len(made.columns), place) for i in range(rows)], rows * place.line)
+        rows = [[one.shares[i] for i in made.columns] for one in made.choice.candidates]
+        rows.append([stage.rest for stage in made.stages])
         parts = [_candidate(made, one, place) for one in made.choice.candidates] + [_others(made, place)]
+        top = sheet.height
+        sheet.add(
+            [translate(0, i * place.line, _ground(row, place)) for i, row in enumerate(rows)],
+            len(rows) * place.line,
+        )
         sheet.over(top, [translate(0, i * place.line, part) for i, part in enumerate(parts)])
         sheet.height += 4
         legend, tall = legend_rows(_marks(made.is_greedy), sheet.width - place.left)
@@ -199,10 +204,14 @@ def _header(made: _Choice, place: _Place) -> list[str]:
     return out
 
 
-def _ground(row: int, columns: int, place: _Place) -> str:
-    """What is under a row's bars: the same at every step."""
-    y = row * place.line + place.cell + 13
-    return "".join(rect("pi-free", place.x(column), y, place.wide - 10, 9, 2) for column in range(columns))
+def _ground(shares: Sequence[float], place: _Place) -> str:
+    """What is under a row's bars, the same at many steps: of what is gone a dash and hatching."""
+    out, y, wide = [], place.cell + 13, place.wide - 10
+    for column, share in enumerate(shares):
+        x = place.x(column)
+        out.append(rect("pi-free", x, y, wide, 9, 2))
+        out += [text(x, y - 5, "–", NUM), hatched("idle", x, y, wide, 9)] * (not share)
+    return "".join(out)
 
 
 def _candidate(made: _Choice, one: Candidate, place: _Place) -> str:
@@ -240,16 +249,13 @@ def _others(made: _Choice, place: _Place) -> str:
 
 
 def _cells(shares: Sequence[float], most: float, place: _Place) -> str:
-    """Numbers over bars; of what is gone a dash and hatching."""
+    """Numbers over bars."""
     out, y, bars = [], place.cell + 13, {"pi-muted": "", "pi-live": ""}
     for column, share in enumerate(shares):
-        x, wide = place.x(column), place.wide - 10
-        out.append(text(x, y - 5, percent(share) if share else "–", NUM))
         if share:
-            long = wide * min(1.0, share / most)
+            x, long = place.x(column), (place.wide - 10) * min(1.0, share / most)
+            out.append(text(x, y - 5, percent(share), NUM))
             bars["pi-live" if column else "pi-muted"] += f"M{number(x)} {y}h{number(long)}v9h-{number(long)}z"
-        else:
-            out.append(hatched("idle", x, y, wide, 9))
     return "".join(out) + "".join(path(tone, d) for tone, d in bars.items() if d)
 
 
