@@ -214,6 +214,7 @@ class Session:
         from pagedinfer.runner.taps import Tap
 
         tap = Tap(**options).attach(self.engine.runner)
+        tap.recording = self.recording
         self._views.add(tap)
         return tap
 
