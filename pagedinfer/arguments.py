@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pagedinfer.checks import nearest
 from pagedinfer.config import SamplingParams
 from pagedinfer.errors import ConfigError, RequestError
 
@@ -38,9 +38,8 @@ def refuse_unsupported(options: Mapping[str, Any], known: Iterable[str]) -> None
     problems = []
     for name, value in options.items():
         if name not in NEUTRAL:
-            near = difflib.get_close_matches(name, [*known, *NEUTRAL], 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            problems.append(f"LLM does not know {name}={value!r}: it is not an option.{hint}")
+            hint = nearest(name, [*known, *NEUTRAL]) or "."
+            problems.append(f"LLM does not know {name}={value!r}: it is not an option{hint}")
         elif value != NEUTRAL[name]:
             problems.append(f"{name}={value!r} is not supported yet; leave it at {NEUTRAL[name]!r}.")
     if problems:

@@ -122,8 +122,6 @@ def _changed(recording: Recording, changes: dict[str, Any]) -> EngineConfig:
         raise RecordingError(
             f"This recording is a branch whose settings changed at step {made.get('step')}; fork the one it came from."
         )
-    if wrong := [name for name in changes if name not in known]:
-        raise ConfigError(f"No setting {', '.join(wrong)}; EngineConfig has {', '.join(sorted(known))}.")
     return EngineConfig(**{name: v for name, v in recording.config.items() if name in known} | changes)
 
 
