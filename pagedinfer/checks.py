@@ -57,7 +57,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" with the known name that is most like `name`, "" when none is."""
+    """Text to end a sentence with: the known name that is most like `name`, "" when none is."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # what its encoding has no letter for is printed as an escape
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return _main(list(sys.argv[1:] if argv is None else argv))

@@ -20,7 +20,7 @@ from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.engine.policy import Policy
-from pagedinfer.errors import ConfigError, RequestError
+from pagedinfer.errors import ConfigError, RequestError, readable
 from pagedinfer.runner.load import check_device, load_model
 from pagedinfer.runner.pool_size import check_pool_size, choose_num_blocks
 from pagedinfer.runner.structured import StructuredOutputs
@@ -347,7 +347,7 @@ class LLM:
     def __repr__(self) -> str:
         info, config = self.engine.describe()["info"], self.engine.config
         through = "" if info["modules"] == "pagedinfer" else f" through {info['modules']}"
-        return (
+        return readable(
             f"LLM({info['model']}{through}, {info['dtype']}, {config.num_blocks} blocks of {config.block_size} tokens, "
             f"max_model_len={config.max_model_len})"
         )

@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from pagedinfer.engine.request import Request
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, readable
 from pagedinfer.trace.recording import Recording, RecordingError
 from pagedinfer.views import (
     PANES,
@@ -248,7 +248,7 @@ def test_ids_of_odd_characters_are_drawn_and_exported(rid, tmp_path, simulated_r
         ET.fromstring(draw(recording, 2, *([rid] if draw is picture_svg else [])).encode())
     page = export_html(recording, tmp_path / "a.html", title=rid, texts={rid: rid}, request=rid).read_bytes()
     assert "a" in page.decode()
-    assert json.loads(film_of(recording).encode().split(b"\n")[1])["new"][-1][0] == rid
+    assert json.loads(film_of(recording).encode().split(b"\n")[1])["new"][-1][0] == readable(rid)
 
 
 def test_numbers_out_of_their_range_are_named(recording, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import film_of
 from pagedinfer.views.memory import memory_words
-from pagedinfer.views.picture import picture_svg
+from pagedinfer.views.picture import lane_picture
 from pagedinfer.views.png import block_map_png
 
 __all__ = ["static_bundle", "text_of"]
@@ -20,9 +20,13 @@ MAX_LINES = 12
 def static_bundle(
     recording: Recording, step: int, request: str | None, panes: Sequence[str], name: str
 ) -> dict[str, Any]:
-    """The static part of a view's MIME bundle: SVG, text, and a PNG of the block grid where the view has one."""
+    """The static part of a view's MIME bundle: SVG, text, and a PNG of the block grid where the view has one.
+
+    `request` is marked if it is there; a live view's may be one that is yet to come.
+    """
+    lane = film_of(recording).find(request)
     bundle = {
-        "image/svg+xml": picture_svg(recording, step, request, panes),
+        "image/svg+xml": lane_picture(recording, step, lane, panes),
         "text/plain": text_of(recording, step, panes, name),
     }
     if "blocks" in panes:

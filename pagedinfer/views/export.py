@@ -62,7 +62,7 @@ def export_html(
     step = film.clamp(fullest if step is None else step)
     model = {
         "title": title, "panes": list(check_panes(panes)), "live": False, "driving": False, "cursor": step,
-        "selected": {"request": request} if request else {}, "answer": {}, "ask": {}, "watching": False, "breaks": [],
+        "selected": film.selection(request), "answer": {}, "ask": {}, "watching": False, "breaks": [],
     }  # fmt: skip
     data = json.dumps({"model": model, "film": base64.b64encode(film.encode()).decode()}).replace(
         "<", "\\u003c"

@@ -37,7 +37,7 @@ class StaticView:
         self.panes = check_panes(panes)
         self.recording, self.title, self.why = recording, title, why
         self.cursor = film_of(recording).clamp(step)
-        self.selected: dict[str, Any] = {"request": request} if request else {}
+        self.selected = film_of(recording).selection(request, may_come=advance is not None)
         self._advance = advance
 
     def step(self, steps: int = 1) -> bool:
