@@ -76,8 +76,7 @@ def _demo(options: argparse.Namespace) -> int:
     page = _page(options.html)
     from pagedinfer.demo import run_demo
 
-    run_demo(tiny=options.tiny, html=page)
-    return 0
+    return 130 if run_demo(tiny=options.tiny, html=page).stopped else 0
 
 
 def _page(name: str, option: str = "--html ", example: str = "demo.html") -> Path:
