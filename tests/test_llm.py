@@ -266,6 +266,34 @@ def test_chat_uses_the_template(llm):
     assert ByteTokenizer().decode(bare.prompt_token_ids) == "user: Hello\n"
 
 
+def test_parts_of_text_are_one_text(llm):
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}]
+    (output,) = llm.chat([{"role": "user", "content": parts}], GREEDY)
+    assert (
+        output.prompt_token_ids
+        == llm.chat([{"role": "user", "content": "Hello\nyou"}], GREEDY)[0].prompt_token_ids
+    )
+    assert parts[1] == {"type": "text", "text": "you"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            [{"type": "image_url", "image_url": {"url": "x"}}],
+            "holds a part of type 'image_url'; models here read text",
+        ),
+        ([{"type": "text", "text": "a"}, "b"], "holds 'b'; models here read text"),
+        ([{"type": "text"}], "A text part of a message holds None; give text"),
+        ({"type": "text", "text": "a"}, "The content of a message is a dict; give text"),
+        (5, "The content of a message is a int; give text"),
+    ],
+)
+def test_a_content_that_is_no_text_is_said_so(llm, content, said):
+    with pytest.raises(RequestError, match=said):
+        llm.chat([{"role": "user", "content": content}], GREEDY)
+
+
 def test_chat_of_several(llm):
     bye = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Bye"}]
     both = llm.chat([HELLO, bye], GREEDY)
