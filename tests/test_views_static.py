@@ -138,7 +138,7 @@ def test_png_shows_each_blocks_owner_and_fill(recording):
 
 def test_static_views_show_the_same_without_a_widget(recording):
     view = StaticView(recording, panes=("blocks", "memory"), step=20, request="R9", why="because.")
-    bundle = view._repr_mimebundle_()
+    bundle, _ = view._repr_mimebundle_()
     assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}
     assert bundle["image/svg+xml"] == picture_svg(recording, 20, "R9", ("blocks", "memory")) == view.to_svg()
     text = bundle["text/plain"]
@@ -206,11 +206,11 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer import views
 recording = Recording.load(sys.argv[1])
 view = views.EngineView(recording, step=20, frames_per_second=5)
-bundle = view._repr_mimebundle_()
+bundle, _ = view._repr_mimebundle_()
 assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}, set(bundle)
 assert bundle["text/plain"].endswith('the live view needs anywidget; pip install "pagedinfer[view]" brings it.')
 for make in (views.block_map, views.batch_timeline, views.memory_chart):
-    assert make(recording)._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
+    assert make(recording)._repr_mimebundle_()[0]["image/svg+xml"].startswith("<svg")
 views.export_html(recording, sys.argv[2])
 loaded = {name.split(".")[0] for name in sys.modules} & Blocker.names
 assert not loaded, loaded

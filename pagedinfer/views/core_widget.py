@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets
 
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts, static_bundle, text_of
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import PANES, check_panes, lane_picture
 from pagedinfer.views.static_view import picture_of
@@ -152,12 +152,12 @@ class CoreView(ipywidgets.VBox):  # type: ignore[misc]
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         bundle = static_bundle(
             self.recording, self.cursor, self.selected.get("request"), self.panes, "EngineView"
         )
-        return {WIDGET_VIEW: view} | bundle | {"text/plain": repr(self)}
+        return {WIDGET_VIEW: view} | bundle | {"text/plain": repr(self)}, alt_texts(bundle)
 
 
 def _button(name: str, tip: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts, static_bundle, text_of
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import PANES, check_panes
 
@@ -77,11 +77,11 @@ class StaticView:
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle = static_bundle(
             self.recording, self.cursor, self.selected.get("request"), self.panes, "EngineView"
         )
-        return bundle | {"text/plain": repr(self)}
+        return bundle | {"text/plain": repr(self)}, alt_texts(bundle)
 
 
 def picture_of(view: Any) -> str:

@@ -22,7 +22,7 @@ from pagedinfer.errors import ConfigError, describe_error, readable
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, style
 from pagedinfer.views.breaks import Breaks, Stop, Watching
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts, static_bundle, text_of
 from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import PANES, check_panes
@@ -299,4 +299,5 @@ def publish(bundle: dict[str, Any], display_id: str, update: bool = False) -> No
     """Show a MIME bundle in an output of this id, or change the output that has it."""
     from IPython.display import publish_display_data
 
-    publish_display_data(bundle, transient={"display_id": display_id}, **({"update": True} if update else {}))
+    more = {"update": True} if update else {}
+    publish_display_data(bundle, alt_texts(bundle), transient={"display_id": display_id}, **more)
