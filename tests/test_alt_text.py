@@ -20,7 +20,8 @@ def shown(view, monkeypatch):
     )
     found = []
     monkeypatch.setattr(
-        "IPython.display.publish_display_data", lambda data, metadata, **_: found.append((data, metadata))
+        "pagedinfer.views.output.publish_display_data",
+        lambda data, metadata, **_: found.append((data, metadata)),
     )
     data, metadata = formatters.DisplayFormatter().format(view)
     return found[-1] if found else (data, metadata)
