@@ -10,9 +10,10 @@ from typing import Any
 import ipywidgets
 
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts, static_bundle, text_of
 from pagedinfer.views.film import film_of
-from pagedinfer.views.picture import PANES, check_panes, picture_svg
+from pagedinfer.views.picture import PANES, check_panes, lane_picture
+from pagedinfer.views.static_view import picture_of
 
 __all__ = ["CoreView"]
 
@@ -53,8 +54,9 @@ class CoreView(ipywidgets.VBox):  # type: ignore[misc]
         )  # fmt: skip
         self._request = ipywidgets.Dropdown(options=[NOBODY], value=NOBODY, description="Request")
         self._picture, self._said = ipywidgets.HTML(), ipywidgets.HTML()
-        if request:
-            self._request.options, self._request.value = [NOBODY, request], request
+        # The request asked for is offered also before it comes.
+        self._asked = film.selection(request, may_come=advance is not None).get("request", NOBODY)
+        self._request.options, self._request.value = [NOBODY, self._asked], self._asked
         self._back.on_click(lambda _: self._go(self.cursor - 1))
         self._forward.on_click(lambda _: self._go(self.cursor + 1))
         self._play.observe(self._tick, "value")
@@ -130,20 +132,19 @@ class CoreView(ipywidgets.VBox):  # type: ignore[misc]
     def _draw(self) -> None:
         with self._lock:
             film = film_of(self.recording)
-            names = [NOBODY, *dict.fromkeys(lane.rid for lane in film.lanes)]
+            names = list(dict.fromkeys([NOBODY, *(lane.rid for lane in film.lanes), self._asked]))
             if list(self._request.options) != names:
                 chosen = self._request.value
                 self._request.options = names
                 self._request.value = chosen if chosen in names else NOBODY
-            self._picture.value = picture_svg(
-                self.recording, self.cursor, self.selected.get("request"), self.panes
-            )
+            lane = film.find(self.selected.get("request"))
+            self._picture.value = lane_picture(self.recording, self.cursor, lane, self.panes)
             note = f"<br><small>{_plain(self.why)}</small>" if self.why else ""
             self._said.value = _plain(str(film.lines[self.cursor - film.first_step]["say"])) + note
 
     def to_svg(self) -> str:
         """The picture as an SVG file."""
-        return picture_svg(self.recording, self.cursor, self.selected.get("request"), self.panes)
+        return picture_of(self)
 
     def __repr__(self) -> str:
         text = text_of(self.recording, self.cursor, self.panes, "EngineView")
@@ -151,12 +152,12 @@ class CoreView(ipywidgets.VBox):  # type: ignore[misc]
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         bundle = static_bundle(
             self.recording, self.cursor, self.selected.get("request"), self.panes, "EngineView"
         )
-        return {WIDGET_VIEW: view} | bundle | {"text/plain": repr(self)}
+        return {WIDGET_VIEW: view} | bundle | {"text/plain": repr(self)}, alt_texts(bundle)
 
 
 def _button(name: str, tip: str) -> Any:

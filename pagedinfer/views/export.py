@@ -49,7 +49,7 @@ def export_html(
     step = film.clamp(fullest if step is None else step)
     model = {
         "title": title, "panes": list(check_panes(panes)), "live": False, "driving": False, "cursor": step,
-        "selected": {"request": request} if request else {}, "answer": {}, "ask": {}, "watching": False, "breaks": [],
+        "selected": film.selection(request), "answer": {}, "ask": {}, "watching": False, "breaks": [],
     }  # fmt: skip
     view = PageView(
         "engine", title, model, film.encode(), picture_svg(recording, step, request, panes), esm(), style()

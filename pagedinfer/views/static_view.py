@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts, static_bundle, text_of
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import PANES, check_panes
 
@@ -37,7 +37,7 @@ class StaticView:
         self.panes = check_panes(panes)
         self.recording, self.title, self.why = recording, title, why
         self.cursor = film_of(recording).clamp(step)
-        self.selected: dict[str, Any] = {"request": request} if request else {}
+        self.selected = film_of(recording).selection(request, may_come=advance is not None)
         self._advance = advance
 
     def step(self, steps: int = 1) -> bool:
@@ -77,11 +77,11 @@ class StaticView:
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle = static_bundle(
             self.recording, self.cursor, self.selected.get("request"), self.panes, "EngineView"
         )
-        return bundle | {"text/plain": repr(self)}
+        return bundle | {"text/plain": repr(self)}, alt_texts(bundle)
 
 
 def picture_of(view: Any) -> str:
