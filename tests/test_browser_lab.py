@@ -192,6 +192,10 @@ def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, art
     assert not page.errors, page.errors[:5]
 
 
+KEPT = """() => {  // the picture in the view's output is of the step that the view shows
+  const { step } = document.querySelector('[data-testid=pi-view]').dataset;
+  const output = window.jupyterapp.shell.currentWidget.content.widgets[1].model.outputs.get(0).toJSON();
+  return String(output.data['text/plain']).includes(`step ${step}:`); }"""
 SAVED = """async () => {
   await window.jupyterapp.commands.execute('docmanager:save');
   return window.jupyterapp.shell.currentWidget.context.path; }"""
@@ -220,7 +224,7 @@ def test_the_saved_notebook_shows_the_last_picture(lab, new_page, artifacts):
     page.wait_for_function("v => +v.dataset.step >= 20", arg=view.element_handle())
     page.keyboard.press("Space")
     expect(view.get_by_role("button", name="Play")).to_be_visible()
-    page.wait_for_function(IDLE)
+    page.wait_for_function(KEPT)
     page.wait_for_function("() => document.activeElement?.closest?.('[data-testid=pi-view]')")
     step = step_of(view)
     page.keyboard.press("ArrowLeft")  # drawn anew, it still has the keys

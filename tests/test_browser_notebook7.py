@@ -10,7 +10,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 for package in ("notebook", "jupyterlab", "ipykernel", "anywidget"):
     pytest.importorskip(package, reason=f"{package} is not installed (extra: test)")
 
-from test_browser_lab import CELLS, IDLE, IN_KERNEL, WHOLE, run_notebook, running_lab, saved_view
+from test_browser_lab import CELLS, IN_KERNEL, KEPT, WHOLE, run_notebook, running_lab, saved_view
 
 # Notebook 7.6 says so when it starts, in any notebook: its settings load before those of its shortcuts.
 ITS_OWN = "Cannot read properties of undefined (reading 'schema')"
@@ -78,7 +78,7 @@ def _play_and_save(page, view, notebook7):
     page.wait_for_function("v => +v.dataset.step >= 15", arg=view.element_handle())
     view.get_by_role("button", name="Pause").click()
     expect(view.get_by_role("button", name="Play")).to_be_visible()
-    page.wait_for_function(IDLE)
+    page.wait_for_function(KEPT)
     step = page.evaluate(IN_KERNEL, "print(engine.scheduler.step)")
     data = saved_view(page, notebook7)
     assert f"step {step}:" in data["text/plain"][0]
