@@ -26,6 +26,7 @@ from pagedinfer.trace.events import Submit
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.watch import Stop, Watch
+from pagedinfer.views.link import link_of
 
 if TYPE_CHECKING:
     from pagedinfer.runner.taps import Tap
@@ -71,6 +72,8 @@ class Session:
         self.stops: list[Stop] = []
         self._asked: dict[str, Asked] = {}
         self._views: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._link = link_of(self.recording)
+        self._link.driven_by(self.advance)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
         """Queue a prompt; `options` are fields of `SamplingParams` and `RequestOptions`. Returns the request id.
@@ -146,6 +149,7 @@ class Session:
         finally:
             if mine is not None:
                 self.breakpoints.remove(mine)
+            self._link.end()
         if mine is None:
             return self.recording
         reached = self.stops[known:]
@@ -185,7 +189,7 @@ class Session:
         from pagedinfer.views.driver import drive
 
         views = [view for view in self._views if hasattr(view, "follow")]
-        return await drive(self.advance, views, steps)
+        return await drive(self.advance, [*views, self._link], steps)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -216,6 +220,7 @@ class Session:
     def close(self) -> None:
         """Stop recording and detach views and taps. The engine lives on. Harmless when called twice."""
         self._recorder.stop()
+        self._link.driven_by(None)
         for view in list(self._views):
             view.close()
 

@@ -49,6 +49,7 @@ CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory",
 LIVE_VIEWS = {
     "views.widget",
     "views.core_widget",
+    "views.output",
     "views.sheet_widget",
     "views.latency_plotly",
 }  # the modules of the views that need more than the standard library

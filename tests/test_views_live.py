@@ -59,7 +59,7 @@ def busy_session(requests=8, num_blocks=16):
 
 def count_posts(view):
     posts, post = [], view._post
-    view._post = lambda *a: posts.append(film_of(view.recording).last_step) or post(*a)
+    view._post = lambda *a, **k: posts.append(film_of(view.recording).last_step) or post(*a, **k)
     return posts
 
 
