@@ -3,14 +3,11 @@
 import json
 
 import pytest
+from test_browser_lab import CELLS, IN_KERNEL, KEPT, WHOLE, expect, run_notebook, running_lab, saved_view
 
 pytestmark = pytest.mark.browser
 
-expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra: test)").expect
-for package in ("notebook", "jupyterlab", "ipykernel", "anywidget"):
-    pytest.importorskip(package, reason=f"{package} is not installed (extra: test)")
-
-from test_browser_lab import CELLS, IN_KERNEL, KEPT, WHOLE, run_notebook, running_lab, saved_view
+pytest.importorskip("notebook", reason="notebook is not installed (extra: test)")
 
 # Notebook 7.6 says so when it starts, in any notebook: its settings load before those of its shortcuts.
 ITS_OWN = "Cannot read properties of undefined (reading 'schema')"
