@@ -15,7 +15,7 @@ from typing import Any
 from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
-from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.errors import RecordingError
 from pagedinfer.sim.fork import LIVE_SETTINGS, Branch
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recorder import Recorder
@@ -58,8 +58,6 @@ def fork_with_model(
             "Only a session from the engine's first step, without gaps and forks, runs again."
         )
     names = {f.name for f in fields(EngineConfig)}
-    if wrong := [name for name in changes if name not in names]:
-        raise ConfigError(f"No setting {', '.join(wrong)}; EngineConfig has {', '.join(sorted(names))}.")
     known = EngineConfig(**{name: value for name, value in recording.config.items() if name in names})
     config = EngineConfig(**{name: getattr(known, name) for name in names} | changes)
     fixed = [name for name in changes if name not in LIVE_SETTINGS]

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
+from pagedinfer.checks import check_int, check_names
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
@@ -79,22 +80,17 @@ class Session:
         """Queue a prompt; `options` are fields of `SamplingParams` and `RequestOptions`. Returns the request id.
 
         Raises:
-            ConfigError: both `params` and options for it were given, or an option does not exist.
+            ConfigError: both `params` and options for it were given. UnknownOption: there is no such option.
         """
-        wishes = {name: options.pop(name) for name in RequestOptions.__dataclass_fields__ if name in options}
+        known = RequestOptions.__dataclass_fields__
+        wishes = {name: options.pop(name) for name in known if name in options}
         if options:
             if params is not None:
                 raise ConfigError(
                     f"Both params and {', '.join(options)} were given; put all into one of them."
                 )
-            try:
-                params = SamplingParams(**options)
-            except TypeError:
-                known = ", ".join(name for name in SamplingParams.__dataclass_fields__)
-                wished = ", ".join(RequestOptions.__dataclass_fields__)
-                raise ConfigError(
-                    f"Unknown option among {', '.join(options)}; SamplingParams has {known}; a request takes {wished}."
-                ) from None
+            check_names("A request", options, (*SamplingParams.__dataclass_fields__, *known))
+            params = SamplingParams(**options)
         request_id = self.engine.add_request(prompt, params, **wishes)
         self._asked[request_id] = Asked.of(prompt, params, wishes)
         return request_id
@@ -139,7 +135,9 @@ class Session:
 
         Raises:
             WatchError: `until` cannot be read, or a predicate raised. Every step run is in the recording.
+            ConfigError: `max_steps` is no integer, or below 0.
         """
+        check_int("max_steps", max_steps, 0)
         mine = None if until is None else self.breakpoints.add(until)
         known = len(self.stops)
         try:
@@ -214,6 +212,7 @@ class Session:
         from pagedinfer.runner.taps import Tap
 
         tap = Tap(**options).attach(self.engine.runner)
+        tap.recording = self.recording
         self._views.add(tap)
         return tap
 

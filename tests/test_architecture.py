@@ -37,7 +37,7 @@ LAYERS = {
     "engine": ("errors", "checks", "config", "randomness", "memory", "trace.events", "trace.bus"),
     "trace": ("errors", "config", "memory.free_queue"),
     "trace.tap_records": ("errors",),
-    "views": ("errors", "config", "trace"),
+    "views": ("errors", "checks", "config", "trace"),
     "backends": ("errors", "config"),
     "model": ("errors", "config", "backends"),
     "runner": ("errors", "config", "randomness", "engine", "backends", "model", "trace.tap_records"),

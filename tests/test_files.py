@@ -63,7 +63,10 @@ def test_options_choose_step_request_and_table(saved, tmp_path):
         (["no/a.svg"], "'no/a.svg': there is no folder 'no'; create it first."),
         (["."], "'.': it must be a file to write, like run.html, not a folder."),
         (["a.svg", "--step", "99"], "No step 99: the recording has 0 to 84."),
-        (["a.svg", "--request", "x"], "request='x': the recording has no such request."),
+        (
+            ["a.svg", "--request", "x"],
+            "request='x': the recording has no such request; it has r0, r1, r2, r3, r4, r5, r6, r7.",
+        ),
         (["a.csv", "--table", "x"], "table='x': the tables are steps, requests, blocks, events."),
         (["a.csv", "--step", "1"], "step=1: it is for .html, .svg, .png, not for .csv."),
         (["a.png", "--request", "r1"], "request='r1': it is for .html, .svg, not for .png."),

@@ -77,7 +77,7 @@ def test_what_cannot_be_asked_again_is_simulated_or_refused():
 
 
 def test_refusals(session):
-    with pytest.raises(ConfigError, match="No setting speed"):
+    with pytest.raises(ConfigError, match="EngineConfig has no option speed"):
         session.fork(1, speed=3)
     with pytest.raises(RecordingError, match="No step 999"):
         session.fork(999)

@@ -233,7 +233,7 @@ def test_each_tier_says_which_it_is(simulated_run):
         assert view.tier == tier
         assert view.step(2) is True
         assert view.cursor == run.recording.last_step
-        assert describe(run.recording, view.cursor) in view._repr_mimebundle_()["text/plain"]
+        assert describe(run.recording, view.cursor) in view._repr_mimebundle_()[0]["text/plain"]
     with pytest.raises(ConfigError, match="tier='canvas': it must be one of anywidget, ipywidgets, static"):
         EngineView(run.recording, tier="canvas")
 

@@ -11,7 +11,7 @@ import zlib
 import pytest
 
 from pagedinfer.engine.request import Request
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, readable
 from pagedinfer.trace.recording import Recording, RecordingError
 from pagedinfer.views import (
     PANES,
@@ -138,7 +138,7 @@ def test_png_shows_each_blocks_owner_and_fill(recording):
 
 def test_static_views_show_the_same_without_a_widget(recording):
     view = StaticView(recording, panes=("blocks", "memory"), step=20, request="R9", why="because.")
-    bundle = view._repr_mimebundle_()
+    bundle, _ = view._repr_mimebundle_()
     assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}
     assert bundle["image/svg+xml"] == picture_svg(recording, 20, "R9", ("blocks", "memory")) == view.to_svg()
     text = bundle["text/plain"]
@@ -206,11 +206,11 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer import views
 recording = Recording.load(sys.argv[1])
 view = views.EngineView(recording, step=20, frames_per_second=5)
-bundle = view._repr_mimebundle_()
+bundle, _ = view._repr_mimebundle_()
 assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}, set(bundle)
 assert bundle["text/plain"].endswith('the live view needs anywidget; pip install "pagedinfer[view]" brings it.')
 for make in (views.block_map, views.batch_timeline, views.memory_chart):
-    assert make(recording)._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
+    assert make(recording)._repr_mimebundle_()[0]["image/svg+xml"].startswith("<svg")
 views.export_html(recording, sys.argv[2])
 loaded = {name.split(".")[0] for name in sys.modules} & Blocker.names
 assert not loaded, loaded
@@ -248,7 +248,7 @@ def test_ids_of_odd_characters_are_drawn_and_exported(rid, tmp_path, simulated_r
         ET.fromstring(draw(recording, 2, *([rid] if draw is picture_svg else [])).encode())
     page = export_html(recording, tmp_path / "a.html", title=rid, texts={rid: rid}, request=rid).read_bytes()
     assert "a" in page.decode()
-    assert json.loads(film_of(recording).encode().split(b"\n")[1])["new"][-1][0] == rid
+    assert json.loads(film_of(recording).encode().split(b"\n")[1])["new"][-1][0] == readable(rid)
 
 
 def test_numbers_out_of_their_range_are_named(recording, tmp_path):

@@ -10,11 +10,20 @@ import xml.etree.ElementTree as ET
 import zlib
 
 import pytest
+from made_taps import tapped_run
 
 from pagedinfer.errors import ConfigError
 from pagedinfer.sim.compare import compare
 from pagedinfer.trace.recording import Recording, RecordingError
-from pagedinfer.views import BatchComposition, FragmentationLab, Latency, PrefixTree, RunComparison
+from pagedinfer.views import (
+    AttentionView,
+    BatchComposition,
+    FragmentationLab,
+    Latency,
+    PrefixTree,
+    RunComparison,
+    SamplingView,
+)  # fmt: skip
 from pagedinfer.views.raster import png_of
 from pagedinfer.views.stepped import MAX_FRAMES, NARROW, WIDE
 from pagedinfer.views.svg import Drawing, document
@@ -26,6 +35,8 @@ MAKERS = {
     "lab": lambda a, b: FragmentationLab({"large pool": a, "small pool": b}),
     "prefix": lambda a, b: PrefixTree(a),
     "compare": lambda a, b: RunComparison(a, b),
+    "attention": lambda a, b: AttentionView(tapped_run()),
+    "sampling": lambda a, b: SamplingView(tapped_run()),
 }
 
 

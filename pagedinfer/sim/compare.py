@@ -8,7 +8,7 @@ from html import escape
 from itertools import zip_longest
 from typing import Any
 
-from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.errors import ConfigError, RecordingError, readable
 from pagedinfer.sim.fork import Branch
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import mean, percentile
@@ -30,7 +30,7 @@ class Divergence:
     names: tuple[str, str]
 
     def __str__(self) -> str:
-        return f"{self.names[0]} and {self.names[1]} part at step {self.step}: {self.sentence}"
+        return readable(f"{self.names[0]} and {self.names[1]} part at step {self.step}: {self.sentence}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class BlockDifference:
             " and ".join(f"{rid}, logical block {logical}" for rid, logical in held) or "free"
             for held in self.owners
         )
-        return f"block {self.block_id}: {first} | {second}"
+        return readable(f"block {self.block_id}: {first} | {second}")
 
 
 def compare(*runs: Recording | Branch, names: Sequence[str] | None = None) -> Comparison:
@@ -150,7 +150,7 @@ class Comparison:
         ]
 
     def __repr__(self) -> str:
-        return "\n".join([*self.sentences, _text(self.table)])
+        return readable("\n".join([*self.sentences, _text(self.table)]))
 
     def _repr_html_(self) -> str:
         table = self.table
@@ -160,7 +160,7 @@ class Comparison:
             for row in table.rows()
         )
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return readable(f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _names(runs: Sequence[Recording | Branch], names: Sequence[str] | None) -> list[str]:

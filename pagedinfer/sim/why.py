@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from pagedinfer.config import EngineConfig
-from pagedinfer.errors import ConfigError, RecordingError, UnknownRequest, count
+from pagedinfer.errors import ConfigError, RecordingError, UnknownRequest, count, readable
 from pagedinfer.sim.fork import fork
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import Life, lives
@@ -89,7 +89,7 @@ class Report:
     @property
     def sentences(self) -> list[str]:
         """The report, a sentence or two for each finding."""
-        return list(_sentences(self))
+        return [readable(sentence) for sentence in _sentences(self)]
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)

@@ -9,6 +9,7 @@ from typing import Any
 
 import ipywidgets
 
+from pagedinfer.errors import describe_error, readable
 from pagedinfer.views.link import POSTING
 
 __all__ = ["CoreFrame"]
@@ -44,7 +45,7 @@ class CoreFrame(ipywidgets.VBox):  # type: ignore[misc]
         for moving in (self._play, self._slider):
             moving.observe(lambda change: self._user(change["new"]), "value")
         self._select.observe(lambda change: self._user(selected=change["new"]), "value")
-        name = ipywidgets.HTML(f"<b>{escape(title)}</b>")
+        name = ipywidgets.HTML(f"<b>{_html(title)}</b>")
         buttons = ipywidgets.HBox([self._back, self._play, self._forward, self._select])
         super().__init__([name, buttons, self._slider, self._said, self._trouble, self._picture])
 
@@ -85,12 +86,12 @@ class CoreFrame(ipywidgets.VBox):  # type: ignore[misc]
             words: what the step is, in a sentence.
             picture: an SVG.
         """
-        note = f"<br><small>{escape(self._why)}</small>" if self._why else ""
+        note = f"<br><small>{_html(self._why)}</small>" if self._why else ""
         with self._by_itself():
             self._placed = step, steps, live
             self._place()
             self._offer(choices, selected)
-            self._said.value, self._picture.value = escape(words) + note, picture
+            self._said.value, self._picture.value = _html(words) + note, picture
 
     @contextmanager
     def _by_itself(self) -> Iterator[None]:
@@ -131,7 +132,7 @@ class CoreFrame(ipywidgets.VBox):  # type: ignore[misc]
             self._trouble.value = ""
         except Exception as error:  # there is nobody above a callback to tell
             self._idle = True
-            self._trouble.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"
+            self._trouble.value = f"<b>{_html(describe_error(error))}</b>"
         with self._by_itself():
             self._place()  # Play may have run ahead
 
@@ -146,5 +147,9 @@ def _button(name: str, tip: str) -> Any:
 
 def _name(selected: Mapping[str, Any]) -> str:
     if "request" in selected:
-        return str(selected["request"])
+        return readable(str(selected["request"]))
     return f"block {selected['block']}" if "block" in selected else NOTHING
+
+
+def _html(text: str) -> str:
+    return escape(readable(text))

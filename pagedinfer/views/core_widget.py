@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagedinfer.trace.recording import Recording
+from pagedinfer.views.bundle import alt_texts
 from pagedinfer.views.core_frame import CoreFrame
 from pagedinfer.views.film import film_of
 from pagedinfer.views.link import POSTING, link_of
@@ -90,8 +91,7 @@ class CoreView(StaticView, CoreFrame):
     def keep_picture(self, live: bool = True) -> None:
         """Put the picture of now into the output that the view was shown in: what a saved notebook will show."""
         if self._display_id:
-            shown = self._repr_mimebundle_() if live else super()._repr_mimebundle_()
-            publish(shown, self._display_id, update=True)
+            publish(self._bundle() if live else self._static(), self._display_id, update=True)
         if live:
             self._link.keep(self)
 
@@ -116,10 +116,14 @@ class CoreView(StaticView, CoreFrame):
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
-        return self.view_reference() | super()._repr_mimebundle_()
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle = self._bundle()
+        return bundle, alt_texts(bundle)
+
+    def _bundle(self) -> dict[str, Any]:
+        return self.view_reference() | self._static()
 
     def _ipython_display_(self, **kwargs: object) -> None:
         """Put the view on the page in an output of its own, which `keep_picture` can change later."""
         self._display_id = self._display_id or f"pagedinfer-{self.model_id}"
-        publish(self._repr_mimebundle_(), self._display_id)
+        publish(self._bundle(), self._display_id)

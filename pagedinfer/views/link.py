@@ -89,7 +89,7 @@ class Link:
     # -- driving ------------------------------------------------------------------------------------------------
 
     def driven_by(self, advance: Callable[[], bool] | None) -> None:
-        """`advance` (a method, held weakly) runs one engine step and returns whether there may be more; None: nobody."""
+        """`advance`, a method that is held weakly, runs one engine step and says whether there may be more."""
         self._advance = WeakMethod(advance) if advance is not None else lambda: None
 
     @property

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts, static_bundle, text_of
 from pagedinfer.views.driver import Driven
 from pagedinfer.views.film import film_of
-from pagedinfer.views.picture import PANES, check_panes, picture_svg
+from pagedinfer.views.picture import PANES, check_panes, lane_picture
 
 __all__ = ["StaticView"]
 
@@ -38,7 +38,7 @@ class StaticView(Driven):
         self.panes = check_panes(panes)
         self.recording, self.title, self.why = recording, title, why
         self._cursor = film_of(recording).clamp(step)
-        self._selected: dict[str, Any] = {"request": request} if request else {}
+        self._selected = film_of(recording).selection(request, may_come=advance is not None)
         self._advance = advance
 
     # -- time and selection -------------------------------------------------------------------------------------
@@ -94,7 +94,8 @@ class StaticView(Driven):
 
     def to_svg(self) -> str:
         """The picture as an SVG file."""
-        return picture_svg(self.recording, self.cursor, self.selected.get("request"), self.panes)
+        lane = film_of(self.recording).find(self.selected.get("request"))
+        return lane_picture(self.recording, self.cursor, lane, self.panes)
 
     def __repr__(self) -> str:
         text = text_of(self.recording, self.cursor, self.panes, "EngineView")
@@ -102,7 +103,11 @@ class StaticView(Driven):
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle = self._static()
+        return bundle, alt_texts(bundle)
+
+    def _static(self) -> dict[str, Any]:
         request = self.selected.get("request")
         bundle = static_bundle(self.recording, self.cursor, request, self.panes, "EngineView")
         return bundle | {"text/plain": repr(self)}

@@ -18,6 +18,7 @@ from pagedinfer.errors import RecordingError
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import film_of
 from pagedinfer.views.link import POSTING, Link, link_of
+from pagedinfer.views.page import write_page
 from pagedinfer.views.raster import png_of
 from pagedinfer.views.sheet import NARROW, WIDE, Sheet, check_width, encode_sheets
 from pagedinfer.views.svg import document
@@ -241,9 +242,9 @@ class SteppedView(ABC):
             path: the file to write.
             summary: name -> number with unit, shown on top.
         """
-        from pagedinfer.views.sheet_page import write_page
+        from pagedinfer.views.sheet_page import page_view
 
-        return write_page(self, Path(path), summary or {})
+        return write_page(Path(path), self.title, [page_view(self)], summary or {})
 
     def frames(self) -> list[int]:
         """The steps that a page or a widget holds: all of them, up to `MAX_FRAMES`; the cursor's is among them."""

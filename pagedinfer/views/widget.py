@@ -19,7 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, describe_error, readable
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, style
 from pagedinfer.views.breaks import Breaks, Stop, Watching
@@ -28,7 +28,7 @@ from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
 from pagedinfer.views.link import POSTING, link_of
 from pagedinfer.views.output import publish
-from pagedinfer.views.picture import PANES, check_panes, picture_svg
+from pagedinfer.views.picture import PANES, check_panes
 from pagedinfer.views.told import take_in
 
 __all__ = ["EngineView"]
@@ -51,7 +51,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
             asks: a widget callback's, the caller's of `step` or `play`, or a worker's in `run_async`.
         panes: some of "blocks", "budget", "queues", "timeline", "memory", "chains", "details".
         step: the step to open at; -1 is the last.
-        request: a request to select.
+        request: a request to select; with `advance` it may be one that is yet to come.
         title: the view's name for screen readers.
         frames_per_second: the most frames that `play` and `run_async` send.
         watch: who takes the conditions typed into the view's box (`Watching`; a session's breakpoints). Without one
@@ -112,7 +112,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         self._stop: list[Any] | None = None
         super().__init__(
             film=film.encode(), title=title, panes=list(check_panes(panes)), live=advance is not None,
-            cursor=film.clamp(step), selected={"request": request} if request else {},
+            cursor=film.clamp(step), selected=film.selection(request, may_come=advance is not None),
             watching=self._breaks.is_possible, breaks=self._breaks.data(),
         )  # fmt: skip
         self.observe(self._on_ask, "ask")
@@ -218,7 +218,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
             try:
                 more = bool(self._advance())
             except Exception as error:
-                self.error = f"{type(error).__name__}: {error}"
+                self.error = readable(describe_error(error))
                 raise
             self.error = ""
             if stop := self._breaks.newest(known):
@@ -300,7 +300,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
 
     def to_svg(self) -> str:
         """What the view shows, as an SVG file."""
-        return picture_svg(self.recording, self.cursor, self.selected.get("request"), self.panes)
+        return str(self._static()["image/svg+xml"])
 
     def __repr__(self) -> str:
         return text_of(self.recording, self.cursor, self.panes, "EngineView")
