@@ -48,7 +48,7 @@ WIRING = {"", "llm", "arguments", "async_engine", "session", "model_fork", "cli"
 CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
 LIVE_VIEWS = {
     "views.widget",
-    "views.core_widget",
+    "views.core_frame",
     "views.output",
     "views.sheet_widget",
     "views.latency_plotly",

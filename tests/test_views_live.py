@@ -238,28 +238,6 @@ def test_each_tier_says_which_it_is(simulated_run):
         EngineView(run.recording, tier="canvas")
 
 
-def test_core_widgets_step_scrub_and_select(simulated_run):
-    run = simulated_run(requests=4, cancels=0, aborts=0)
-    view = EngineView(run.recording, run.advance, tier="ipywidgets")
-    view._forward.click()
-    view._forward.click()
-    assert view.cursor == 2 == run.scheduler.step
-    view._back.click()
-    assert view.cursor == 1
-    assert run.scheduler.step == 2
-    assert "Block map, step 1" in view._picture.value
-    assert describe(run.recording, 1) in view._said.value
-    view._request.value = "R1"
-    assert "R1: logical to physical" in view._picture.value
-    assert view.selected == {"request": "R1"}
-    view._play.value = 1
-    assert view.cursor == 2
-    assert not asyncio.run(view.run_async())
-    assert view.cursor == run.recording.last_step
-    view.close()
-    assert not view.step()
-
-
 WITHOUT = """
 import sys
 class Blocker:

@@ -52,6 +52,17 @@ class Sheet:
         """A layer over those that are there, at the height `y`."""
         self.layers.append((y, [readable(part) for part in parts]))
 
+    def selections(self) -> list[dict[str, Any]]:
+        """What can be selected in it, in the order of its parts, each once."""
+        found: dict[tuple[str, Any], None] = {}
+        for attributes in _PARTS.findall("".join(part for _, parts in self.layers for part in parts)):
+            names = dict(_NAMES.findall(attributes))
+            if "rid" in names:
+                found["request", unescape(names["rid"])] = None
+            elif ids := names["blocks"].split():
+                found["block", int(ids[0])] = None
+        return [{kind: value} for kind, value in found]
+
     def drawing(self, selected: Mapping[str, Any] | None = None) -> Drawing:
         """All layers as one drawing; with a selection, what does not belong to it is dimmed."""
         body = "".join(translate(0, y, "".join(parts)) for y, parts in self.layers)
