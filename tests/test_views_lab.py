@@ -131,7 +131,7 @@ def test_paged_allocation_has_no_external_fragmentation(paged, holes):
     assert list(view.fragmentation) == ["first-fit", "first-fit (2)"]
     assert "paged: " in view.text()
     assert "no external fragmentation: any free block will do" in view.text()
-    assert view.text().count("(ended at step 2)") == 2
+    assert view.text().count("(at step 2, its last)") == 2
     assert view.last_step == paged.last_step
 
 

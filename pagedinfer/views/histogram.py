@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pagedinfer.views.marks import SMALL, hatched, plain, round_up
@@ -16,12 +17,13 @@ BASE = TALL + 8
 
 def bins(values: Sequence[float], limit: float | None) -> tuple[float, list[int]]:
     """Width of a bar and how many values each holds, from 0 up; whole numbers get whole widths, the limit fits in."""
-    most = max([*values, limit or 0]) or 1
-    whole = all(value == int(value) for value in values) and (limit is None or limit >= 1)
+    known = Counter(values)  # gaps in steps are many, and few are different
+    most = max([*known, limit or 0]) or 1
+    whole = all(value == int(value) for value in known) and (limit is None or limit >= 1)
     size = max(1.0, round_up((most + 1) / BARS)) if whole else round_up(most / BARS)
     counts = [0] * (int(most / size + 1e-9) + 1)
-    for value in values:
-        counts[int(value / size + 1e-9)] += 1
+    for value, times in known.items():
+        counts[int(value / size + 1e-9)] += times
     return size, counts
 
 
