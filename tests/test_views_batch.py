@@ -92,6 +92,8 @@ def test_the_drawing_says_the_numbers(simulated_run):
                 assert batching.words() in words
             titles = [node.text for node in root.iter(f"{SVG}title")][1:]
             bars = [*view.static.bars, *view.continuous.bars]
+            marked = [node.get("data-rid") for node in root.iter(f"{SVG}g") if node.get("data-rid")]
+            assert marked == [bar.rid for bar in bars]
             assert titles == [f"{b.rid} {b.did}, steps {b.first} to {b.last}, slot {b.slot}" for b in bars]
     assert view.static.num_steps > view.continuous.num_steps
 

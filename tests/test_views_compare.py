@@ -202,8 +202,9 @@ def test_what_stands_for_a_block_or_a_request_says_so(pair):
         assert "".join(line.itertext()).startswith(f"{line.get('data-rid')}: wide: ")
 
 
-def test_what_is_saved_is_what_the_cursor_shows(pair):
+def test_what_is_saved_is_what_the_cursor_shows(simulated_run):
     """Also after the page has moved it."""
+    pair = one(simulated_run, 0), one(simulated_run, 0, 22)
     pytest.importorskip("anywidget", reason="anywidget is not installed (extra: view)")
     view = RunComparison(*pair, names=NAMES)
     first, parted = view._repr_mimebundle_(), view.cursor

@@ -90,6 +90,18 @@ def test_holes_and_external_fragmentation(holes):
     )
 
 
+def test_stretches_say_whose_they_are_and_which_blocks(paged):
+    view = FragmentationLab([paged])
+    for state in (paged.at(9), paged.at(30)):
+        root = ET.fromstring(view.svg(state.step))
+        marked = [
+            (n.get("data-rid"), n.get("data-blocks")) for n in root.iter(f"{SVG}g") if n.get("data-rid")
+        ]
+        found = [(int(block_id), rid) for rid, ids in marked for block_id in ids.split()]
+        assert sorted(found) == sorted((b, owners[0][0]) for b, owners in state.owners().items())
+        assert found
+
+
 def test_moves_are_told_drawn_and_followed(holes):
     pairs = ((6, 0), (7, 1), (8, 2))
     holes.step({"B": 1}, ev.Move("B", 0, pairs, "D needs 8 blocks in a row"), tokens="B")

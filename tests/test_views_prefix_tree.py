@@ -3,6 +3,7 @@
 import random
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 
 import pytest
 from handmade import HandMade
@@ -102,6 +103,7 @@ def test_every_cell_says_what_the_cache_knows(cache, width):
         truth, in_use = cache.truth[step], cache.recording.at(step).ref_counts
         blocks = {entry[1]: (key, entry) for key, entry in truth.items()}
         seen = []
+        marked = Counter(ids for node in root.iter(f"{SVG}g") if (ids := node.get("data-blocks")))
         for title in [node.text for node in root.iter(f"{SVG}title")][1:]:
             names, first, last = re.match(r"blocks? (.*): tokens (\d+) to (\d+),", title).groups()
             ids = []
@@ -109,6 +111,7 @@ def test_every_cell_says_what_the_cache_knows(cache, width):
                 a, _, b = part.partition(" to ")
                 ids += range(int(a), int(b or a) + 1)
             seen += ids
+            assert marked.pop(" ".join(map(str, ids))) == 2, "the cell and its age"
             assert int(last) - int(first) + 1 == SIZE * len(ids)
             for i, block_id in enumerate(ids):
                 key, (_, _, hits, used) = blocks[block_id]
