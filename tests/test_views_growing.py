@@ -8,7 +8,11 @@ from busy_runs import busy_engine
 from handmade import HandMade
 
 from pagedinfer import Recorder
+from pagedinfer.config import EngineConfig
+from pagedinfer.engine.request import Request
+from pagedinfer.engine.scheduler import Scheduler
 from pagedinfer.errors import ConfigError
+from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views import BatchComposition, FragmentationLab, Latency, PrefixTree, RunComparison
@@ -97,6 +101,64 @@ def test_a_view_of_a_growing_run_is_that_of_the_run_so_far(simulated_run, kind):
         assert view.svg() == again.svg(), name
         assert view.text() == again.text(), name
         assert view.encode() == again.encode(), name
+
+
+class Ahead:
+    """A scheduler that plans a step while the one before is computed, and may have to take both back."""
+
+    def __init__(self):
+        self.scheduler = Scheduler(
+            EngineConfig(num_blocks=24, block_size=4, max_num_seqs=4, allocator="first-fit")
+        )
+        meta = ev.Meta(ev.SCHEMA, self.scheduler.config.to_dict())
+        meta.step = 0
+        self.recording, self.runner = Recording([meta]), SimulatedRunner()
+        self.scheduler.bus.subscribe(self.recording.add)
+        for number in range(5):
+            self.scheduler.submit(Request(f"R{number}", 6 + number, 9), 0)
+
+    def moments(self):
+        """Stops where something has been told."""
+        scheduler, number = self.scheduler, 0
+        while scheduler.requests:
+            plans = [scheduler.schedule(scheduler.step)]
+            yield
+            number += 1
+            if number % 3:
+                plans.append(scheduler.schedule(scheduler.step))
+                yield
+            if number % 5 == 1:
+                while plans:
+                    scheduler.cancel(plans.pop())
+                    yield
+            for plan in plans:
+                scheduler.commit(plan, self.runner.execute(plan))
+                yield
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_steps_that_are_taken_back_are_forgotten(name):
+    run, other = Ahead(), Ahead()
+    for _ in other.moments():
+        pass
+    view = MAKERS[name](run.recording, other.recording)
+    for _ in run.moments():
+        view.update()
+        assert view.text(-1) == MAKERS[name](Recording(run.recording.events), other.recording).text(-1)
+        assert view.svg(-1) == MAKERS[name](Recording(run.recording.events), other.recording).svg(-1)
+
+
+def test_who_comes_and_goes_between_steps_is_counted():
+    made = HandMade().submit("A").submit("B")
+    view = Latency(made.recording)
+    assert "step 0: 2 requests, 0 ended" in view.text()
+    made.step({"A": 8}, ev.Admit("A", ""), ev.Alloc("A", 0, 0, (0, 1, 2)), tokens="A")
+    made.finish("B").submit("C")
+    view.update()
+    assert "step 1: 3 requests, 1 ended" in view.text()
+    made.add(ev.Finish("C", "abort", "")).step({"A": 1}, tokens="A")
+    view.update()
+    assert "step 2: 3 requests, 2 ended" in view.text()
 
 
 def begun_late():

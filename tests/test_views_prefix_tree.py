@@ -84,11 +84,12 @@ def cache(request):
     return Cache(request.param)
 
 
-def test_the_fold_is_the_cache(cache):
+def test_the_fold_is_the_cache(cache, monkeypatch):
+    monkeypatch.setattr("pagedinfer.views.prefix_cache.KEPT_STEPS", 4)
     view = PrefixTree(cache.recording)
     assert any(isinstance(event, ev.Evict) for event in cache.recording.events)
     assert view.last_step == 30
-    for step in [*range(31), 7]:  # 7: going back
+    for step in [*range(31), 7, 29, 12, 30]:  # also going back
         prefixes = view.cache(step).prefixes
         assert {k: [p.parent, p.block_id, p.hits, p.used] for k, p in prefixes.items()} == cache.truth[step]
     hits = view.cache(-1)
