@@ -166,6 +166,19 @@ def test_a_full_pool_and_a_wide_one():
     assert len(svg) < 60_000
 
 
+@pytest.mark.parametrize("num_blocks", [400, 1000, 4001])
+def test_a_full_column_fills_the_strip(num_blocks):
+    """More pieces than pixels: every second block is in use, but for the last fifth of the pool, which is full."""
+    ids = [*range(0, num_blocks * 4 // 5, 2), *range(num_blocks * 4 // 5, num_blocks)]
+    made = HandMade(num_blocks=num_blocks, block_size=1).submit("A", len(ids))
+    made.step({"A": len(ids)}, ev.Admit("A", ""), ev.Alloc("A", 0, 0, tuple(ids)))
+    root = ET.fromstring(FragmentationLab([made.recording]).svg(width=430))
+    tops = [float(n.get("y")) for n in root.iter(f"{SVG}rect") if n.get("class") == "pi-live"]
+    assert min(tops) == 0
+    assert tops[-40:] == [0] * 40
+    assert sum(top > 5 for top in tops) > 100 or num_blocks == 400
+
+
 def test_recordings_are_named_and_checked(paged):
     assert list(named_recordings([paged, paged])) == ["paged", "paged (2)"]
     assert list(named_recordings({"before": paged})) == ["before"]

@@ -24,10 +24,13 @@ Box = tuple[float, float, float, float]
 
 
 def draw_blocks(
-    state: State, different: Collection[int], numbers: Mapping[str, int], room: float
+    state: State, different: Collection[int], numbers: Mapping[str, int], most: int, room: float
 ) -> tuple[list[str], float]:
-    """The map, and its height; `different` blocks are ringed, `numbers` are the requests' colours."""
-    columns, w, h = grid_of(state.num_blocks, room)
+    """The map, and its height; `different` blocks are ringed, `numbers` are the requests' colours.
+
+    `most` are the blocks of the larger pool, so that a block has the same place in both maps.
+    """
+    columns, w, h = grid_of(most, room)
     h = min(h, 30)
     gap = 2 if min(w, h) >= 12 else 1
     blocks = blocks_of(state)
@@ -37,7 +40,7 @@ def draw_blocks(
         use, differs = blocks.get(block_id), block_id in different
         lane = numbers[use[0][0][0]] if use else 0
         box = (block_id % columns * w, block_id // columns * h, w - gap, h - gap)
-        if state.num_blocks <= MAX_CELLS:
+        if most <= MAX_CELLS:
             cells.append(_cell(block_id, use, lane, differs, state.block_size, box))
         else:
             for tone, d, more in _shapes(use, lane, differs, state.block_size, box):

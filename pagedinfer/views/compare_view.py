@@ -250,14 +250,14 @@ class RunComparison(SteppedView):
     def _maps(self, sheet: Sheet, step: int, states: Sequence[State], different: set[int]) -> None:
         side = sheet.width >= 640
         room = (sheet.width - 30) / 2 if side else sheet.width
-        tall = 0.0
+        tall, most = 0.0, max(state.num_blocks for state in states)
         for i, (state, run) in enumerate(zip(states, self.runs, strict=True)):
             x = i * (room + 30) if side else 0
             head = f"{len(state.ref_counts)} of {state.num_blocks} blocks in use"
             if step > (last := run.recording.last_step):
                 head += f" at step {last}, its last"
             out = [text(0, 12, fit(run.name, room - 10, 14), "pi-ink pi-h"), text(0, 30, head, "pi-muted")]
-            cells, height = draw_blocks(state, different, self._numbers, room)
+            cells, height = draw_blocks(state, different, self._numbers, most, room)
             parts = [translate(x, 0, part) for part in out] + [translate(x, 40, part) for part in cells]
             if side:
                 sheet.over(sheet.height, parts)

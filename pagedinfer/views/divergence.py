@@ -37,16 +37,24 @@ def difference_of(first: State, second: State, names: Sequence[str]) -> str:
             return f"{queue}: {who[0]} in {names[0]}, {who[1]} in {names[1]}"
     for rid, request in first.requests.items():
         if request.block_table != (table := second.requests[rid].block_table):
-            return (
-                f"{rid} holds blocks {_ids(request.block_table)} in {names[0]}, {_ids(table)} in {names[1]}"
-            )
+            start = _same(request.block_table, table)
+            held = [_ids(ids, start) for ids in (request.block_table, table)]
+            return f"{rid} holds blocks {held[0]} in {names[0]}, {held[1]} in {names[1]}"
         if request.num_tokens != (count := second.requests[rid].num_tokens):
             return f"{rid} has {request.num_tokens} tokens in {names[0]}, {count} in {names[1]}"
     return ""
 
 
-def _ids(table: Sequence[int]) -> str:
-    return (" ".join(map(str, table[:8])) + (" …" if len(table) > 8 else "")) or "none"
+def _same(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids are the same from the start."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _ids(table: Sequence[int], start: int) -> str:
+    """The block ids from logical block `start` on."""
+    ids = " ".join(map(str, table[start : start + 8])) + (" …" if len(table) > start + 8 else "")
+    return f"… {ids or 'and no more'}" if start else ids or "none"
 
 
 class Lockstep:

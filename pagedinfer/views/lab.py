@@ -243,18 +243,19 @@ def _arrow(pairs: Sequence[tuple[int, int]], scale: float, row: int) -> str:
 
 def _density(layout: Layout, width: int) -> list[str]:
     """More pieces than pixels: columns of blocks, filled by the share in use."""
-    columns = (width - 2) // 2
+    columns, size = min((width - 2) // 2, layout.num_blocks), layout.num_blocks
     used = [0] * columns
     for extent in layout.extents:
         for block_id in range(extent.first, extent.first + extent.count):
-            used[block_id * columns // layout.num_blocks] += 1
-    each = layout.num_blocks / columns
-    out = [rect("pi-free pi-s-line", 1, 0, columns * 2, STRIP)]
-    out += [
-        rect("pi-live", 1 + 2 * i, STRIP * (1 - n / each), 2, STRIP * n / each)
-        for i, n in enumerate(used)
-        if n
-    ]
+            used[block_id * columns // size] += 1
+    wide = (width - 2) / columns
+    out = [rect("pi-free pi-s-line", 1, 0, width - 2, STRIP)]
+    for i, count in enumerate(used):
+        if count:
+            high = (
+                STRIP * count / (-(-(i + 1) * size // columns) + -i * size // columns)
+            )  # of the column's blocks
+            out.append(rect("pi-live", 1 + wide * i, STRIP - high, wide, high))
     return out
 
 

@@ -141,7 +141,8 @@ class PrefixTree(SteppedView):
             body += hatched("idle", x, y, w, h)
         hits, blocks, names = f"×{prefix.hits}", len(cell.chain), block_names(p.block_id for p in cell.chain)
         wide = w >= 12 * len(hits) + 46
-        body += text(x + 4, y + 13, hits, "pi-ink pi-small pi-strong pi-num")
+        if _fits(hits, w):
+            body += text(x + 4, y + 13, hits, "pi-ink pi-small pi-strong pi-num")
         line = f"blocks {names}" if blocks > 1 else f"block {names}"
         line = line if _fits(line, w) or blocks == 1 else f"{blocks} blocks"
         if h >= (26 if wide else 44) and _fits(line, w):
@@ -158,7 +159,7 @@ class PrefixTree(SteppedView):
 
 
 def _fits(words: str, width: float) -> bool:
-    return fit(words, width - 5, 11) == words
+    return fit(words, width - 8, 11) == words
 
 
 def _alike(cell: _Cell, prefix: CachedPrefix, users: dict[int, int]) -> bool:
