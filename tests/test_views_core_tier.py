@@ -1,6 +1,8 @@
 """The middle tier: views of core ipywidgets alone, used as a browser does, by their buttons and their traits."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -211,3 +213,15 @@ def test_the_picture_of_a_core_view_is_kept_in_its_output(simulated_run, monkeyp
     static = {"image/svg+xml", "image/png", "text/plain"}
     assert kinds == [static | {"application/vnd.jupyter.widget-view+json"}] * 3 + [static]
     assert "step 4:" in published[-1][0][0]["text/plain"]
+
+
+def test_a_closed_core_view_is_let_go(session):
+    session.run(3)
+    views = [session.view(tier="ipywidgets"), fronted(Latency(session))[0]]
+    gone = [weakref.ref(view) for view in views]
+    for view in views:
+        view.close()
+    del view, views
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+    link_of(session.recording).grew()
