@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import unescape
 from typing import Any
 
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, readable
 from pagedinfer.views.svg import Drawing, translate
 
 __all__ = ["NARROW", "WIDE", "Sheet", "check_width", "encode_sheets", "relatives"]
@@ -40,14 +40,17 @@ class Sheet:
     layers: list[tuple[float, list[str]]] = field(default_factory=list)
     tables: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.words, self.notes = readable(self.words), [readable(note) for note in self.notes]
+
     def add(self, parts: list[str], height: float) -> None:
         """A layer below those that are there."""
-        self.layers.append((self.height, parts))
+        self.over(self.height, parts)
         self.height += height
 
     def over(self, y: float, parts: list[str]) -> None:
         """A layer over those that are there, at the height `y`."""
-        self.layers.append((y, parts))
+        self.layers.append((y, [readable(part) for part in parts]))
 
     def selections(self) -> list[dict[str, Any]]:
         """What can be selected in it, in the order of its parts, each once."""

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from pagedinfer.errors import RecordingError
+from pagedinfer.errors import RecordingError, readable
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import film_of
 from pagedinfer.views.link import POSTING, Link, link_of
@@ -144,6 +144,8 @@ class SteppedView(ABC):
 
     def moved(self, step: int | None = None, selected: Mapping[str, Any] | None = None) -> None:
         """Go to a step or select, here and in the views that are linked; None is as before."""
+        if selected and "request" in selected:
+            selected = {"request": readable(str(selected["request"]))}
         with POSTING:
             self.go_along(step, selected)
             for link in self.links():
@@ -233,7 +235,7 @@ class SteppedView(ABC):
     def text(self, step: int | None = None) -> str:
         """The view in words and numbers: equal for equal runs."""
         sheet = self.sheet(self.clamp(step), WIDE)
-        return "\n".join([f"{self.name}: {sheet.words}", *(f"  {line}" for line in sheet.notes)])
+        return readable("\n".join([f"{self.name}: {sheet.words}", *(f"  {line}" for line in sheet.notes)]))
 
     def html(self, path: str | PathLike[str], *, summary: Mapping[str, str] | None = None) -> Path:
         """Write the view with its slider as one page that needs no network, and return its path.
