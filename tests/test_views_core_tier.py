@@ -21,8 +21,8 @@ from pagedinfer.views import (
     PrefixTree,
     RunComparison,
     describe,
+    stepped,
 )
-from pagedinfer.views.core_sheet import core_of
 from pagedinfer.views.link import link_of
 from pagedinfer.views.sheet import Sheet
 
@@ -50,11 +50,16 @@ def session():
         yield session
 
 
+@pytest.fixture(autouse=True)
+def _no_anywidget(monkeypatch):
+    """The package is here; these tests are without."""
+    monkeypatch.setattr(stepped, "FRONTS", stepped.FRONTS[1:])
+
+
 def fronted(view):
-    """The view with a core front, as `_repr_mimebundle_` gives it one."""
-    view._front = core_of(view, "the live view needs <anywidget>.")
-    for link in view.links():
-        link.join(view)
+    """The view as a cell shows it, and what shows it."""
+    view.why = "the live view needs <anywidget>."
+    view._repr_mimebundle_()
     return view, view._front
 
 
