@@ -13,7 +13,7 @@ from pagedinfer.trace.moments import Moment, moments
 if TYPE_CHECKING:
     from pagedinfer.trace.recording import Recording
 
-__all__ = ["PHASES", "Phases", "phases"]
+__all__ = ["PHASES", "Phases", "phases", "take_moment"]
 
 PHASES = {
     "queue": "it waited, never admitted so far",
@@ -89,20 +89,25 @@ class Phases:
         self.by_step[moment.step] = phase
 
 
+def take_moment(found: dict[int, Phases], moment: Moment) -> None:
+    """Add what a moment says. `found` has the phases of each life under its `id`, in order of submission."""
+    here = {rid: found.setdefault(id(life), Phases(life)) for rid, life in moment.lives.items()}
+    tokens: dict[str, int] = {}
+    for event in moment.events:
+        if isinstance(event, ev.Admit | ev.Resume | ev.Preempt) and event.rid in here:
+            here[event.rid].moved(event)
+        elif isinstance(event, ev.Commit):
+            tokens = event.tokens
+    for rid, one in here.items():
+        times = one.life.steps
+        came, ended = times.submitted or 0, times.finished
+        if moment.is_done and came < moment.step and (ended is None or ended >= moment.step):
+            one.look(moment, rid in tokens)
+
+
 def phases(recording: Recording) -> list[Phases]:
     """The phases of every request that was submitted while the recording ran, in order of submission."""
     found: dict[int, Phases] = {}
     for moment in moments(recording):
-        here = {rid: found.setdefault(id(life), Phases(life)) for rid, life in moment.lives.items()}
-        tokens: dict[str, int] = {}
-        for event in moment.events:
-            if isinstance(event, ev.Admit | ev.Resume | ev.Preempt) and event.rid in here:
-                here[event.rid].moved(event)
-            elif isinstance(event, ev.Commit):
-                tokens = event.tokens
-        for rid, one in here.items():
-            times = one.life.steps
-            came, ended = times.submitted or 0, times.finished
-            if moment.is_done and came < moment.step and (ended is None or ended >= moment.step):
-                one.look(moment, rid in tokens)
+        take_moment(found, moment)
     return list(found.values())
