@@ -83,7 +83,9 @@ def test_each_view_works_in_a_frame_of_its_own(manager, address, new_page, simul
         state = json.dumps(data["manager_state"]).replace("<", "\\u003c")
         (manager / f"{name}.html").write_text(PAGE.format(state=state, view=json.dumps(shown)))
     page = new_page(width=1100, height=3500)
-    (manager / "index.html").write_text("".join(FRAME.format(name, h) for name, (_, h) in frames.items()))
+    (manager / "index.html").write_text(
+        '<link rel="icon" href="data:,">' + "".join(FRAME.format(name, h) for name, (_, h) in frames.items())
+    )
     page.goto(f"{address}/index.html")
     view = page.frame_locator("iframe >> nth=0").get_by_test_id("pi-view")
     sheet = page.frame_locator("iframe >> nth=1").get_by_test_id("pi-sheet")
