@@ -142,6 +142,9 @@ class CoreFrame(ipywidgets.VBox):  # type: ignore[misc]
             part.close()
         super().close()
 
+    def __del__(self) -> None:
+        super().close()  # not ours: it may be half built, and nothing is published from the garbage collector
+
     def view_reference(self) -> dict[str, Any]:
         """The part of a MIME bundle that shows this widget."""
         return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}}
