@@ -1,6 +1,8 @@
 """The middle tier: views of core ipywidgets alone, used as a browser does, by their buttons and their traits."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -19,8 +21,8 @@ from pagedinfer.views import (
     PrefixTree,
     RunComparison,
     describe,
+    stepped,
 )
-from pagedinfer.views.core_sheet import core_of
 from pagedinfer.views.link import link_of
 from pagedinfer.views.sheet import Sheet
 
@@ -48,11 +50,16 @@ def session():
         yield session
 
 
+@pytest.fixture(autouse=True)
+def _no_anywidget(monkeypatch):
+    """The package is here; these tests are without."""
+    monkeypatch.setattr(stepped, "FRONTS", stepped.FRONTS[1:])
+
+
 def fronted(view):
-    """The view with a core front, as `_repr_mimebundle_` gives it one."""
-    view._front = core_of(view, "the live view needs <anywidget>.")
-    for link in view.links():
-        link.join(view)
+    """The view as a cell shows it, and what shows it."""
+    view.why = "the live view needs <anywidget>."
+    view._repr_mimebundle_()
     return view, view._front
 
 
@@ -211,3 +218,15 @@ def test_the_picture_of_a_core_view_is_kept_in_its_output(simulated_run, monkeyp
     static = {"image/svg+xml", "image/png", "text/plain"}
     assert kinds == [static | {"application/vnd.jupyter.widget-view+json"}] * 3 + [static]
     assert "step 4:" in published[-1][0][0]["text/plain"]
+
+
+def test_a_closed_core_view_is_let_go(session):
+    session.run(3)
+    views = [session.view(tier="ipywidgets"), fronted(Latency(session))[0]]
+    gone = [weakref.ref(view) for view in views]
+    for view in views:
+        view.close()
+    del view, views
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+    link_of(session.recording).grew()

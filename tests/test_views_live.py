@@ -246,17 +246,21 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocker())
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views import EngineView
-view = EngineView(Recording.load(sys.argv[1]), step=3)
-print(view.tier)
-print(repr(view).splitlines()[-1])
+from pagedinfer.views import EngineView, Latency
+recording = Recording.load(sys.argv[1])
+for view in EngineView(recording, step=3), Latency(recording, step=3):
+    bundle = view._repr_mimebundle_()
+    bundle = bundle[0] if isinstance(bundle, tuple) else bundle
+    print(view.tier, "application/vnd.jupyter.widget-view+json" in bundle)
+    print(bundle["text/plain"].splitlines()[-1])
 """
 
 
-def test_without_anywidget_the_view_is_of_core_widgets(simulated_run, tmp_path):
+def test_without_anywidget_the_views_are_of_core_widgets(simulated_run, tmp_path):
     saved = simulated_run(requests=3).finish().save(tmp_path / "run.jsonl")
     done = subprocess.run([sys.executable, "-c", WITHOUT, str(saved)], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "ipywidgets",
+    each = [
+        "ipywidgets True",
         '  core widgets: the live view needs anywidget; pip install "pagedinfer[view]" brings it.',
-    ], done.stderr
+    ]
+    assert done.stdout.splitlines() == each * 2, done.stderr

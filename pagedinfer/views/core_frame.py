@@ -46,8 +46,8 @@ class CoreFrame(ipywidgets.VBox):  # type: ignore[misc]
             moving.observe(lambda change: self._user(change["new"]), "value")
         self._select.observe(lambda change: self._user(selected=change["new"]), "value")
         name = ipywidgets.HTML(f"<b>{_html(title)}</b>")
-        buttons = ipywidgets.HBox([self._back, self._play, self._forward, self._select])
-        super().__init__([name, buttons, self._slider, self._said, self._trouble, self._picture])
+        self._buttons = ipywidgets.HBox([self._back, self._play, self._forward, self._select])
+        super().__init__([name, self._buttons, self._slider, self._said, self._trouble, self._picture])
 
     # -- what a view says ---------------------------------------------------------------------------------------
 
@@ -135,6 +135,15 @@ class CoreFrame(ipywidgets.VBox):  # type: ignore[misc]
             self._trouble.value = f"<b>{_html(describe_error(error))}</b>"
         with self._by_itself():
             self._place()  # Play may have run ahead
+
+    def close(self) -> None:
+        """Take all its parts off the page; ipywidgets would keep them, and what they show, for good."""
+        for part in (*self._buttons.children, *self.children):
+            part.close()
+        super().close()
+
+    def __del__(self) -> None:
+        super().close()  # not ours: it may be half built, and nothing is published from the garbage collector
 
     def view_reference(self) -> dict[str, Any]:
         """The part of a MIME bundle that shows this widget."""

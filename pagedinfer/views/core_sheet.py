@@ -16,10 +16,10 @@ __all__ = ["CoreSheet", "core_of"]
 
 
 class CoreSheet(CoreFrame):
-    """Shows a view, see `stepped.Front`; `why` says why this is not the full one."""
+    """Shows a view, see `stepped.Front`; the view's `why` says why this is not the full one."""
 
-    def __init__(self, view: SteppedView, why: str = "") -> None:
-        super().__init__(view.title, why)
+    def __init__(self, view: SteppedView) -> None:
+        super().__init__(view.title, view.why)
         self._view = view
         self.show(view)
 
@@ -42,6 +42,6 @@ class CoreSheet(CoreFrame):
         self._view.moved(selected=selected)
 
 
-def core_of(view: SteppedView, why: str = "") -> CoreSheet:
+def core_of(view: SteppedView) -> CoreSheet:
     """A widget of core ipywidgets that shows `view`."""
-    return CoreSheet(view, why)
+    return CoreSheet(view)

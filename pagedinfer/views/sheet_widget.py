@@ -25,6 +25,7 @@ __all__ = ["SheetWidget", "widget_of"]
 class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
     """The drawings of a view, and the step shown. `film` and `tail` are `SteppedView.encode`'s bytes."""
 
+    tier = "anywidget"
     _ipython_display_ = None  # ipywidgets 7 would bypass _repr_mimebundle_
     _esm = sheet_esm()
     _css = sheet_style()

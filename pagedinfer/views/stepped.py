@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -29,6 +30,10 @@ MAX_FRAMES = 400
 """Most steps that a page or a widget holds; longer runs are shown at evenly spaced steps, and say so."""
 
 
+FRONTS = (("pagedinfer.views.sheet_widget", "widget_of"), ("pagedinfer.views.core_sheet", "core_of"))
+"""What can show a view in a notebook, the best first: anywidget, core ipywidgets."""
+
+
 class Source(Protocol):
     """What a view reads: a recording, or what a tap has kept. It may grow."""
 
@@ -42,6 +47,8 @@ class Source(Protocol):
 
 class Front(Protocol):
     """What shows a view in a notebook; it calls `SteppedView.moved` when its user does something."""
+
+    tier: str
 
     def view_reference(self) -> dict[str, Any]:
         """The part of a MIME bundle that shows it."""
@@ -57,8 +64,9 @@ class SteppedView(ABC):
     """A view of one or more recordings with a cursor.
 
     In a notebook it is a widget where the extra "view" is installed (Left and Right step, Shift for ten, Home and
-    End, Space plays, a click selects), and a picture elsewhere. Where what it shows grows, it goes along; and all views
-    of a recording go to the same step and have the same selection, unless `linked` is set to False.
+    End, Space plays, a click selects), one of core ipywidgets without anywidget, and a picture elsewhere. Where what it
+    shows grows, it goes along; and all views of a recording go to the same step and have the same selection, unless
+    `linked` is set to False.
 
     Attributes:
         title: the view's name, for headings and screen readers.
@@ -66,6 +74,7 @@ class SteppedView(ABC):
         first_step, last_step: the steps it can show.
         version: how often what it reads had grown when it last looked.
         linked: whether it shares step and selection with the other views.
+        tier: how it is shown: "anywidget", "ipywidgets" or "static". why: a sentence that says why not by anywidget.
     """
 
     name = "view"
@@ -74,7 +83,7 @@ class SteppedView(ABC):
         self.title, self.sources, self.linked = title, tuple(sources), True
         self.version, self._selected = 0, dict[str, Any]()
         self._front: Front | None = None
-        self._display_id = ""
+        self._display_id, self.why = "", ""
         self._known = self._lengths()
         self.first_step, self.last_step = self.read()
         self._cursor = self.last_step
@@ -166,6 +175,11 @@ class SteppedView(ABC):
             if self.first_step <= number <= self.last_step:
                 return number
         raise RecordingError(f"No step {step!r}: this view has {self.first_step} to {self.last_step}.")
+
+    @property
+    def tier(self) -> str:
+        """How it is shown: "anywidget", "ipywidgets" or "static", which it is until it was shown."""
+        return "static" if self._front is None else self._front.tier
 
     # -- as a member of links, see `views.link` ---------------------------------------------------------------------
 
@@ -281,19 +295,26 @@ class SteppedView(ABC):
             "image/png": base64.b64encode(png_of(svg)).decode(),
             "text/plain": self.text(),
         }
-        try:
-            from pagedinfer.views.sheet_widget import widget_of
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] not in ("anywidget", "ipywidgets", "traitlets"):
-                raise
-            why = f'the live view needs {error.name}; pip install "pagedinfer[view]" brings it.'
-            bundle["text/plain"] += f"\n  static: {why}"
-            return bundle
-        if self._front is None:
-            self._front = widget_of(self)
+        self._open()
+        if self.why:
+            bundle["text/plain"] += f"\n  {'static' if self._front is None else 'core widgets'}: {self.why}"
+        return (self._front.view_reference() if self._front is not None else {}) | bundle
+
+    def _open(self) -> None:
+        """Make the best front that the installed packages allow, and take part in the links from now on."""
+        for module, maker in FRONTS if self._front is None else ():
+            try:
+                self._front = getattr(import_module(module), maker)(self)
+            except ModuleNotFoundError as error:
+                if (error.name or "").split(".")[0] not in ("anywidget", "ipywidgets", "traitlets"):
+                    raise
+                self.why = (
+                    self.why or f'the live view needs {error.name}; pip install "pagedinfer[view]" brings it.'
+                )
+                continue
             for link in self.links():
                 link.join(self)
-        return self._front.view_reference() | bundle
+            return
 
     def _ipython_display_(self, **kwargs: object) -> None:
         """Put the view on the page in an output of its own, which `keep_picture` can change later."""
