@@ -257,7 +257,7 @@ class Camera:
         for block_id in sorted(self._touched.blocks | self._pool.touched):
             count, known = counts.get(block_id, 0), state.cached.get(block_id)
             pins = count - len(holders.get(block_id, ()))
-            now = known and (self._key(*known), self._key(known[0], state.parents[known[1]]))
+            now = known and (self._key(*known), self._key(known[0], state.parents.get(known[1], -1)))
             if now != base.cached.get(block_id):
                 changes["u" if now is None else "k"].append(block_id if now is None else [block_id, *now])
             if pins != base.pins.get(block_id, 0):
