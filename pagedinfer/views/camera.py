@@ -257,6 +257,7 @@ class Camera:
         for block_id in sorted(self._touched.blocks | self._pool.touched):
             count, known = counts.get(block_id, 0), state.cached.get(block_id)
             pins = count - len(holders.get(block_id, ()))
+            # What came before a block that was cached when the recording began is not in it.
             now = known and (self._key(*known), self._key(known[0], state.parents.get(known[1], -1)))
             if now != base.cached.get(block_id):
                 changes["u" if now is None else "k"].append(block_id if now is None else [block_id, *now])

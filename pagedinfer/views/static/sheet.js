@@ -140,8 +140,13 @@ function render({ model, el }) {
     pick.hidden = options.length < 2;
   }
   pick.addEventListener("change", () => view.select(JSON.parse(pick.value)), { signal });
+  function under({ target, clientX: x, clientY: y }) {  // the smallest whose box has the place: rows have gaps
+    const size = (box) => box.width * box.height, inside = (box) => box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
+    const near = marked().map((node) => [node, node.getBoundingClientRect()]).filter(([, box]) => inside(box));
+    return target.closest("[data-rid],[data-blocks]") ?? near.sort((a, b) => size(a[1]) - size(b[1]))[0]?.[0];
+  }
   picture.addEventListener("click", (event) => {
-    const node = event.target.closest("[data-rid],[data-blocks]"), to = node ? meaning(node) : {};
+    const node = under(event), to = node ? meaning(node) : {};
     view.select(same(to, selected) ? {} : to);
     takeKeys(root);
   }, { signal });
