@@ -27,6 +27,12 @@ session.run(4)
 )
 
 
+def sight(view):
+    """Bring it into sight: what nobody sees is not drawn."""
+    view.evaluate("node => node.scrollIntoView({ block: 'center' })")
+    return view
+
+
 def test_views_of_a_live_session_go_together(lab, new_page, artifacts):
     page = new_page()
     view = run_notebook(page, lab, *CELLS)
@@ -35,17 +41,16 @@ def test_views_of_a_live_session_go_together(lab, new_page, artifacts):
 
     def all_at(step, last=None):
         for each in (view, latency, tree, attention):
-            each.scroll_into_view_if_needed()  # what nobody sees is not drawn
-            expect(each).to_have_attribute("data-step", str(step))
+            expect(sight(each)).to_have_attribute("data-step", str(step))
             if last is not None and each is not attention:
                 expect(each).to_have_attribute("data-last", str(last))
 
     all_at(4)
-    view.scroll_into_view_if_needed()
+    sight(view)
     view.focus()
     page.keyboard.press("ArrowRight")  # past the end: the engine steps
     all_at(5, 5)
-    latency.scroll_into_view_if_needed()
+    sight(latency)
     latency.focus()
     page.keyboard.press("ArrowRight")  # from any view
     expect(latency).to_have_attribute("data-step", "6")
@@ -57,23 +62,23 @@ def test_views_of_a_live_session_go_together(lab, new_page, artifacts):
     assert page.evaluate(IN_KERNEL, "print(session.recording.last_step)") == "6"
 
     # A click in one marks its relatives in all.
-    latency.scroll_into_view_if_needed()
+    sight(latency)
     latency.locator('[data-rid="r3"]').first.click(force=True)  # wherever in the row
     expect(latency.locator('.is-linked:not([data-rid="r3"])')).to_have_count(0)
     expect(latency.locator('[data-rid="r3"].is-linked').first).to_be_visible()
     expect(view.locator(".pi-details")).to_contain_text("r3")
-    view.scroll_into_view_if_needed()
-    assert view.locator(".pi-grid .is-linked").count() > 0
-    attention.scroll_into_view_if_needed()
+    sight(view)
+    expect(view.locator(".pi-grid .is-linked").first).to_be_visible()
+    sight(attention)
     expect(attention.locator(".pi-say")).to_contain_text("r3")
     page.screenshot(path=artifacts / "linked.png", full_page=True)
-    view.scroll_into_view_if_needed()
+    sight(view)
     view.focus()
     page.keyboard.press("Escape")
     expect(latency.locator(".pi-dim")).to_have_count(0)
 
     # Play in a view with a cursor: to the end of the run, and the picture is kept for the saved file.
-    latency.scroll_into_view_if_needed()
+    sight(latency)
     latency.get_by_label("Speed").select_option("100")
     latency.focus()
     page.keyboard.press("End")
@@ -100,21 +105,21 @@ def test_views_on_an_offline_page_go_together(new_page, simulated_run, tmp_path)
     page.keyboard.press("Home")
     page.keyboard.press("Shift+ArrowRight")
     for sheet in sheets.all():
-        sheet.scroll_into_view_if_needed()
+        sight(sheet)
         expect(sheet).to_have_attribute("data-step", "10")
     rid = recording.at(10).running[0]
     batch = sheets.nth(1)
     batch.get_by_label("Select").select_option(label=rid)
-    assert batch.locator(".is-linked").count() > 1
-    sheets.nth(0).scroll_into_view_if_needed()
+    expect(batch.locator(".is-linked").nth(1)).to_be_attached()
+    sight(sheets.nth(0))
     expect(sheets.nth(0).locator(f'[data-rid="{rid}"].is-linked').first).to_be_visible()
     expect(sheets.nth(0).locator(f'.is-linked:not([data-rid="{rid}"])')).to_have_count(0)
     expect(engine.locator(".pi-details")).to_contain_text(rid)
     block_id = recording.at(10).requests[rid].block_table[0]
-    engine.scroll_into_view_if_needed()
+    sight(engine)
     engine.locator(f'[data-block="{block_id}"]').click()
     pair = sheets.nth(2)
-    pair.scroll_into_view_if_needed()
+    sight(pair)
     expect(pair.get_by_label("Select")).to_have_value(f'{{"block":{block_id}}}')
     expect(pair.locator(".is-linked")).to_have_count(2)
     assert not page.errors, page.errors[:3]

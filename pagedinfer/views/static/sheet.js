@@ -100,7 +100,7 @@ function render({ model, el }) {
   }
   function follow() { if (!unseen && model.get("cursor") !== at) goTo(model.get("cursor"), false); }
   root.addEventListener("focusout", (event) => {
-    if (!grown || timer || !event.relatedTarget || root.contains(event.relatedTarget)) return;
+    if (!grown || timer || !leaves(event)) return;
     grown = false;
     tell({ ask: { id: Date.now(), keep: true } }, true);
   }, { signal });

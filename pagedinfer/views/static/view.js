@@ -169,7 +169,7 @@ function render({ model, el }) {
     mine.hadKeys = root.contains(document.activeElement);
     request(0, { keep: true });
   }
-  root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && event.relatedTarget && !root.contains(event.relatedTarget)) keep(); }, { signal });
+  root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && leaves(event)) keep(); }, { signal });
 
   // -- drawing ------------------------------------------------------------------------------------------------
   function draw() {
