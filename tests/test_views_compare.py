@@ -208,7 +208,7 @@ def test_what_is_saved_is_what_the_cursor_shows(simulated_run):
     pytest.importorskip("anywidget", reason="anywidget is not installed (extra: view)")
     view = RunComparison(*pair, names=NAMES)
     first, parted = view._repr_mimebundle_(), view.cursor
-    view._widget.set_state({"cursor": parted + 3})
+    view._front.set_state({"cursor": parted + 3})
     moved = view._repr_mimebundle_()
     assert moved["image/svg+xml"] == view.svg() == view.svg(parted + 3) != first["image/svg+xml"]
     assert moved["text/plain"] == view.text() == view.text(parted + 3) != first["text/plain"]
