@@ -66,7 +66,7 @@ def things(session):
 def texts_of(thing):
     """What it says of itself, whole bundles as JSON text that is written as Jupyter writes its messages."""
     yield from (repr(thing), str(thing))
-    for name in ("_repr_html_", "to_svg"):
+    for name in ("_repr_html_", "svg"):
         if hasattr(thing, name):
             yield getattr(thing, name)()
     if hasattr(thing, "_repr_mimebundle_"):

@@ -177,7 +177,7 @@ def test_core_views_grow_with_the_run_whoever_drives(session, drive):
     for core in (front, engine):
         assert (core._slider.value, core._slider.max, core._play.value) == (1, 1, 1)
     assert front._picture.value == Latency(session).svg()
-    assert engine._picture.value == engine.to_svg()
+    assert engine._picture.value == engine.svg()
     front._back.click()
     session.run(1)
     assert (latency.cursor, engine.cursor, front._slider.max, engine._slider.max) == (0, 0, 2, 2)

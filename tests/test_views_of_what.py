@@ -70,10 +70,10 @@ def test_a_live_view_may_wait_for_a_request_to_come(tier, simulated_run):
     late = "R4"
     view = EngineView(run.recording, run.advance, tier=tier, request=late)
     assert view.selected == {"request": late}
-    assert late not in view.to_svg()
+    assert late not in view.svg()
     while late not in run.scheduler.requests:
         assert view.step()
     assert view.selected == {"request": late}
-    assert f"{late}: logical to physical" in view.to_svg()
+    assert f"{late}: logical to physical" in view.svg()
     with pytest.raises(ConfigError, match="request=3"):
         EngineView(run.recording, run.advance, tier=tier, request=3)

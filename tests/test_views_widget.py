@@ -63,7 +63,7 @@ def test_bundle_is_live_and_static_and_repeatable(simulated_run):
         "text/plain",
     }
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == view.model_id
-    assert bundle["image/svg+xml"] == picture_svg(recording, 12, "R2", view.panes) == view.to_svg()
+    assert bundle["image/svg+xml"] == picture_svg(recording, 12, "R2", view.panes) == view.svg()
     assert bundle["text/plain"] == repr(view) == repr(EngineView(recording, step=12))
     assert not view.live
 

@@ -25,7 +25,6 @@ from pagedinfer.views.latency import Latency
 from pagedinfer.views.memory import memory_svg
 from pagedinfer.views.panels import details_svg, queues_svg
 from pagedinfer.views.picture import PANES, describe, picture_svg
-from pagedinfer.views.png import block_map_png
 from pagedinfer.views.prefix_tree import PrefixTree
 from pagedinfer.views.sampling import SamplingView, sampling_svg
 from pagedinfer.views.static_view import StaticView
@@ -52,7 +51,6 @@ __all__ = [
     "attention_svg",
     "batch_timeline",
     "block_map",
-    "block_map_png",
     "block_map_svg",
     "budget_svg",
     "chains_svg",

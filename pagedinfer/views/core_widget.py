@@ -111,7 +111,7 @@ class CoreView(StaticView, CoreFrame):
         words = str(film.lines[self.cursor - film.first_step]["say"])
         self.draw(
             self.cursor, (film.first_step, film.last_step), self.live, [{"request": rid} for rid in rids],
-            self.selected, words, self.to_svg(),
+            self.selected, words, self.svg(),
         )  # fmt: skip
 
     def _repr_mimebundle_(

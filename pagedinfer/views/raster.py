@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from pagedinfer.views.palette import LIGHT, TINT, ink_on, mix
-from pagedinfer.views.png import _encode
+from pagedinfer.views.png import encode_png
 
 __all__ = ["png_of"]
 
@@ -46,7 +46,7 @@ def png_of(svg: str) -> bytes:
     _, _, width, height = (round(float(part) * _ZOOM) for part in root.attrib["viewBox"].split())
     canvas = _Canvas(width, height)
     canvas.draw(root, 0, 0)
-    return _encode(canvas.lines, list(canvas.colours))
+    return encode_png(canvas.lines, list(canvas.colours))
 
 
 def _tone(name: str) -> str | None:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import alt_texts, static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts
 from pagedinfer.views.driver import Driven
 from pagedinfer.views.film import film_of
-from pagedinfer.views.picture import PANES, check_panes, lane_picture
+from pagedinfer.views.picture import PANES, check_panes
+from pagedinfer.views.shown import Shown
 
 __all__ = ["StaticView"]
 
 
-class StaticView(Driven):
+class StaticView(Driven, Shown):
     """A view without a widget. Same arguments and methods as `EngineView`; each look draws the cursor's step anew.
 
     Attributes:
@@ -92,14 +93,8 @@ class StaticView(Driven):
 
     # -- static -------------------------------------------------------------------------------------------------
 
-    def to_svg(self) -> str:
-        """The picture as an SVG file."""
-        lane = film_of(self.recording).find(self.selected.get("request"))
-        return lane_picture(self.recording, self.cursor, lane, self.panes)
-
     def __repr__(self) -> str:
-        text = text_of(self.recording, self.cursor, self.panes, "EngineView")
-        return f"{text}\n  {self.called}: {self.why}" if self.why else text
+        return f"{self.text()}\n  {self.called}: {self.why}" if self.why else self.text()
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
@@ -108,6 +103,4 @@ class StaticView(Driven):
         return bundle, alt_texts(bundle)
 
     def _static(self) -> dict[str, Any]:
-        request = self.selected.get("request")
-        bundle = static_bundle(self.recording, self.cursor, request, self.panes, "EngineView")
-        return bundle | {"text/plain": repr(self)}
+        return super()._static() | {"text/plain": repr(self)}

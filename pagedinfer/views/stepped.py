@@ -240,8 +240,6 @@ class SteppedView(ABC):
         sheet = self.related(self.clamp(step), check_width(width))
         return document(self.title, sheet.drawing(self._selected))
 
-    to_svg = svg
-
     def png(self, step: int | None = None, width: int = WIDE) -> bytes:
         """The drawing of a step as a PNG file in the light theme; its text is drawn in plain capitals."""
         return png_of(self.svg(step, width))

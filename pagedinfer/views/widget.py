@@ -23,12 +23,12 @@ from pagedinfer.errors import ConfigError, describe_error, readable
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, style
 from pagedinfer.views.breaks import Breaks, Stop, Watching
-from pagedinfer.views.bundle import static_bundle, text_of
 from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
 from pagedinfer.views.link import POSTING, link_of
 from pagedinfer.views.output import publish
 from pagedinfer.views.picture import PANES, check_panes
+from pagedinfer.views.shown import Shown
 from pagedinfer.views.told import take_in
 
 __all__ = ["EngineView"]
@@ -39,7 +39,7 @@ PATIENCE = 1.0
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
+class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
     """Linked panes over a recording; with `advance`, over an engine that runs while you look.
 
     Left and Right step, Shift for ten, Home and End, Space plays; click a block or a request to see its relatives
@@ -298,22 +298,14 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
 
     # -- static -------------------------------------------------------------------------------------------------
 
-    def to_svg(self) -> str:
-        """What the view shows, as an SVG file."""
-        return str(self._static()["image/svg+xml"])
-
     def __repr__(self) -> str:
-        return text_of(self.recording, self.cursor, self.panes, "EngineView")
+        return self.text()
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
     ) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         return {WIDGET_VIEW: view} | self._static()
-
-    def _static(self) -> dict[str, Any]:
-        request = self.selected.get("request")
-        return static_bundle(self.recording, self.cursor, request, self.panes, "EngineView")
 
     def _ipython_display_(self, **kwargs: object) -> None:
         """Put the view on the page in an output of its own, which `keep_picture` can change later.
