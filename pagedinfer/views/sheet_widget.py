@@ -7,6 +7,7 @@ costs nothing.
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -23,7 +24,7 @@ __all__ = ["SheetWidget", "widget_of"]
 
 
 class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
-    """The drawings of a view, and the step shown. `film` and `tail` are `SteppedView.encode`'s bytes."""
+    """The drawings of a view, and the step shown: `SteppedView.encode`'s bytes, deflated in `film`, plain in `tail`."""
 
     tier = "anywidget"
     _ipython_display_ = None  # ipywidgets 7 would bypass _repr_mimebundle_
@@ -49,7 +50,7 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
         self._held: tuple[int, int] | None = None  # step and version of the last one
         self._steps, self._film_version = frozenset(view.frames()), view.version
         super().__init__(
-            film=view.encode(),
+            film=zlib.compress(view.encode(), 1),
             title=view.title,
             cursor=view.cursor,
             selected=view.selected,

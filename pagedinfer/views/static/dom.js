@@ -101,3 +101,5 @@ function followScheme(root, changed, signal) {
   signal.addEventListener("abort", () => watch.disconnect());
   follow();
 }
+
+const inflated = async (bytes) => new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();

@@ -1,6 +1,4 @@
 // What stands for the kernel on an offline page: a model for each view, and what one view tells reaches the others.
-const inflated = async (bytes) => new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
-
 function pageModel(values) {
   const all = (globalThis.pagedinferModels ??= []), listeners = {}, linked = ["cursor", "selected"];
   const model = {
@@ -18,6 +16,7 @@ function pageModel(values) {
 }
 
 for (const data of document.querySelectorAll(`script[data-view="${PAGE_KIND}"]`)) {
-  const { model, film } = JSON.parse(data.textContent), bytes = await inflated(Uint8Array.from(atob(film), (c) => c.charCodeAt(0)));
-  render({ model: pageModel({ ...model, film: new DataView(bytes), tail: null }), el: data.previousElementSibling });
+  const { model, film } = JSON.parse(data.textContent), bytes = Uint8Array.from(atob(film), (c) => c.charCodeAt(0));
+  const whole = PAGE_KIND === "sheet" ? bytes : new Uint8Array(await inflated(bytes));  // a sheet inflates it itself
+  await render({ model: pageModel({ ...model, film: new DataView(whole.buffer), tail: null }), el: data.previousElementSibling });
 }

@@ -3,12 +3,13 @@
 // or the page's. Where there is a kernel (`exact`), it draws the steps that the film does not hold (`tail`).
 const GLIDE_MS = 450;
 
-function render({ model, el }) {
+async function render({ model, el }) {
+  const film_ = () => inflated(model.get("film")).then((bytes) => JSON.parse(new TextDecoder().decode(bytes)));
   const abort = new AbortController(), { signal } = abort, read = (name) => { const bytes = model.get(name); return bytes?.byteLength ? JSON.parse(new TextDecoder().decode(bytes)) : null; };
   const tell = teller(model, () => { exact = false; });  // without a kernel it shows what it holds
   const root = make("div", { class: "pi-view pi-sheet", tabindex: 0, role: "group", "data-testid": "pi-sheet", "data-lm-suppress-shortcuts": "true",
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
-  let sheet = read("film"), tail = null, exact = !!model.get("exact"), grown = false, asked = 0;
+  let sheet = await film_(), tail = null, exact = !!model.get("exact"), grown = false, asked = 0;
   let at = -1, drawn = null, width = 0, shown = [], timer = 0, unseen = false, selected = model.get("selected") ?? {};
   const film = { first: 0, last: 0 }, view = { root, signal, state: { film, frame: { step: 0 }, isLive: false, isIdle: false } };
 
@@ -210,7 +211,7 @@ function render({ model, el }) {
   if (tail) tell({ seen: tail.number }, true);
   const on = { "change:cursor": follow, "change:tail": absorb, "change:answer": answered, "change:live": () => { learn(); controls.draw(); },
     "change:selected": () => { selected = model.get("selected") ?? {}; if (!unseen) mark(); },
-    "change:film": () => { sheet = read("film"); learn(); goTo(model.get("cursor"), false); } };
+    "change:film": async () => { sheet = await film_(); learn(); goTo(model.get("cursor"), false); } };
   for (const [name, act] of Object.entries(on)) model.on(name, act);
   // What nobody sees is drawn when it comes into sight.
   const sight = new IntersectionObserver((entries) => {
