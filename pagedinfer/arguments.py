@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pagedinfer.checks import nearest
 from pagedinfer.config import SamplingParams
 from pagedinfer.errors import ConfigError, RequestError
 
-__all__ = ["is_single", "no_progress", "one_each", "progress", "refuse_unsupported"]
+__all__ = ["is_single", "no_progress", "one_each", "progress", "read_conversation", "refuse_unsupported"]
 
 NEUTRAL: dict[str, Any] = {
     "tokenizer": None,
@@ -38,9 +38,8 @@ def refuse_unsupported(options: Mapping[str, Any], known: Iterable[str]) -> None
     problems = []
     for name, value in options.items():
         if name not in NEUTRAL:
-            near = difflib.get_close_matches(name, [*known, *NEUTRAL], 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            problems.append(f"LLM does not know {name}={value!r}: it is not an option.{hint}")
+            hint = nearest(name, [*known, *NEUTRAL]) or "."
+            problems.append(f"LLM does not know {name}={value!r}: it is not an option{hint}")
         elif value != NEUTRAL[name]:
             problems.append(f"{name}={value!r} is not supported yet; leave it at {NEUTRAL[name]!r}.")
     if problems:
@@ -85,6 +84,43 @@ def one_each(
             f"{len(params)} sampling_params for {count} prompts; give one for all, or one for each."
         )
     return list(params)
+
+
+def read_conversation(conversation: object) -> list[dict[str, Any]]:
+    """The messages of a conversation for a chat template, each content as one text.
+
+    Raises:
+        RequestError: it is no list of messages, empty, or a content is neither text nor text parts.
+    """
+    if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence):
+        raise RequestError(
+            f'A conversation is a {type(conversation).__name__}; give a list of {{"role", "content"}}.'
+        )
+    if not conversation:
+        raise RequestError('A conversation has no messages; give at least one {"role", "content"}.')
+    for message in conversation:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise RequestError(f'A message is {message!r}; give a dict with "role" and "content".')
+    return [{**message, "content": _text_of(message["content"])} for message in conversation]
+
+
+def _text_of(content: object) -> str | None:
+    """A content as text (None, beside tool calls, stays). Parts are joined by line ends, as vLLM joins them."""
+    if content is None or isinstance(content, str):
+        return content
+    how = 'give text, or a list of {"type": "text", "text": ...}.'
+    if isinstance(content, Mapping) or not isinstance(content, Sequence):
+        raise RequestError(f"The content of a message is a {type(content).__name__}; {how}")
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            what = f"a part of type {kind!r}" if kind else repr(part)
+            raise RequestError(
+                f"The content of a message holds {what:.80}; models here read text alone: {how}"
+            )
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"A text part of a message holds {part.get('text')!r:.80}; {how}")
+    return "\n".join(part["text"] for part in content)
 
 
 def no_progress(done: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # what its encoding has no letter for is printed as an escape
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return _main(list(sys.argv[1:] if argv is None else argv))
@@ -71,8 +76,7 @@ def _demo(options: argparse.Namespace) -> int:
     page = _page(options.html)
     from pagedinfer.demo import run_demo
 
-    run_demo(tiny=options.tiny, html=page)
-    return 0
+    return 130 if run_demo(tiny=options.tiny, html=page).stopped else 0
 
 
 def _page(name: str, option: str = "--html ", example: str = "demo.html") -> Path:

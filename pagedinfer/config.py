@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pagedinfer.checks import check_flags, check_int, check_real
+from pagedinfer.checks import check_flags, check_int, check_real, options_by_name
 from pagedinfer.errors import ConfigError
 from pagedinfer.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, TokenMask
 
@@ -21,6 +21,7 @@ ADMISSIONS = ("watermark", "fits-now", "full-reservation", "expected-length", "p
 CHUNKINGS = ("decode-first", "prefill-first", "equal-progress")
 
 
+@options_by_name
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """The core's settings: the pool, the limits of a step, and who decides what.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class DemoResult:
     Attributes:
         recording: the run. texts: answer by request id. prompts: question by request id.
         seconds: wall time of the run, loading excluded. summary: the printed figures, by name.
+        stopped: whether Ctrl-C ended it.
     """
 
     recording: Recording
@@ -57,10 +59,13 @@ class DemoResult:
     prompts: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     summary: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
 
 
 def run_demo(*, tiny: bool = False, html: Path = Path("demo.html"), live: bool | None = None) -> DemoResult:
     """Run the demo, print what it shows, and write `html`, one page that works offline.
+
+    Ctrl-C ends the run early; the page then holds what there was until then.
 
     Args:
         tiny: the seeded tiny model instead of SmolLM2; nothing is downloaded.
@@ -80,14 +85,12 @@ def run_demo(*, tiny: bool = False, html: Path = Path("demo.html"), live: bool |
         )
         with Session(llm) as session:
             result = DemoResult(session.recording)
-            start = time.perf_counter()
             board = _board(session) if (out.isatty() if live is None else live) else _lines(session)
-            for _ in board:
-                _submit_due(session, llm, result, ignore_eos=tiny)  # random weights end where they like
-                if not session.engine.has_unfinished() and len(result.prompts) == len(QUESTIONS):
-                    break
-                session.step()
-            board.close()
+            start = time.perf_counter()
+            try:
+                _run(session, llm, result, board, ignore_eos=tiny)  # random weights end where they like
+            except KeyboardInterrupt:
+                result.stopped = True
             result.seconds = time.perf_counter() - start
             result.texts = {rid: _text(output) for rid, output in session.outputs.items()}
         _summarise(result)
@@ -95,7 +98,9 @@ def run_demo(*, tiny: bool = False, html: Path = Path("demo.html"), live: bool |
         export_html(
             result.recording, html, texts=_page_texts(result), summary=result.summary, title="pagedinfer demo"
         )
-        out.write(f"\nThe whole run, step by step: {html} (open it in a browser; it works offline)\n")
+        last = result.recording.last_step
+        what = f"Stopped in step {last}. The run so far" if result.stopped else "The whole run"
+        out.write(f"\n{what}, step by step: {html} (open it in a browser; it works offline)\n")
         return result
     finally:
         llm.close()
@@ -109,6 +114,18 @@ def _load(tiny: bool) -> LLM:
     # full length, so that some have to give way.
     return LLM(TINY if tiny else MODEL, dtype="float32", block_size=BLOCK_SIZE, num_blocks=22, max_num_seqs=8,
                max_num_batched_tokens=64)  # fmt: skip
+
+
+def _run(
+    session: Session, llm: LLM, result: DemoResult, board: Generator[None, None, None], *, ignore_eos: bool
+) -> None:
+    """Step until all requests have come and ended; `board` looks on."""
+    with closing(board):
+        for _ in board:
+            _submit_due(session, llm, result, ignore_eos=ignore_eos)
+            if not session.engine.has_unfinished() and len(result.prompts) == len(QUESTIONS):
+                break
+            session.step()
 
 
 def _submit_due(session: Session, llm: LLM, result: DemoResult, *, ignore_eos: bool) -> None:
@@ -196,13 +213,22 @@ def _summarise(result: DemoResult) -> None:
         "steps": str(result.recording.num_steps),
         "tokens": f"{tokens} in {result.seconds:.1f} s",
         "speed": f"{tokens / result.seconds:.0f} tokens/s",
-        "TTFT, median": f"{statistics.median(ttft) * 1000:.0f} ms",
-        "TTFT, longest": f"{max(ttft) * 1000:.0f} ms",
-        "TPOT, median": f"{statistics.median(tpot) * 1000:.0f} ms",
+        "TTFT, median": _of(statistics.median, ttft, _ms),
+        "TTFT, longest": _of(max, ttft, _ms),
+        "TPOT, median": _of(statistics.median, tpot, _ms),
         "preemptions": str(sum(requests["preemptions"])),
-        "KV waste, mean": f"{statistics.mean(waste):.1%}",
-        "KV usage, peak": f"{max(steps['kv_usage']):.0%}",
+        "KV waste, mean": _of(statistics.mean, waste, "{:.1%}".format),
+        "KV usage, peak": _of(max, steps["kv_usage"], "{:.0%}".format),
     }
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _of(measure: Callable[[list[float]], float], values: list[float], say: Callable[[float], str]) -> str:
+    """A measure in words; "-" where a run that was stopped has no values yet."""
+    return say(measure(values)) if values else "-"
 
 
 def _text(output: RequestOutput) -> str:

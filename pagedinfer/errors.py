@@ -15,17 +15,27 @@ __all__ = [
     "RequestTooLong",
     "RunnerError",
     "UnknownArchitecture",
+    "UnknownOption",
     "UnknownRequest",
     "WatchError",
     "WorkloadError",
     "count",
     "describe_error",
+    "readable",
 ]
 
 
 def count(number: int, noun: str) -> str:
     """`1 block`, `2 blocks`: a number and its noun, for sentences."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def readable(text: str) -> str:
+    """`text` as UTF-8 can hold it: half of a surrogate pair (a request id may have one) becomes its escape.
+
+    For text that leaves for a reader: messages, reprs, HTML, pictures. Recordings keep every character as it came.
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def describe_error(error: BaseException, doing: str = "") -> str:
@@ -40,9 +50,16 @@ def describe_error(error: BaseException, doing: str = "") -> str:
 class PagedInferError(Exception):
     """Base of every error that pagedinfer raises on purpose."""
 
+    def __str__(self) -> str:
+        return readable(super().__str__())
+
 
 class ConfigError(PagedInferError, ValueError):
     """A setting is out of its range, contradicts another one, or is not supported (yet)."""
+
+
+class UnknownOption(ConfigError, TypeError):
+    """No option has this name, or one that must be given is missing; Python's own word for that is `TypeError`."""
 
 
 class WatchError(ConfigError):
@@ -69,7 +86,7 @@ class UnknownRequest(PagedInferError, KeyError):
     """No live request has this id."""
 
     def __str__(self) -> str:  # KeyError would print the repr of its argument
-        return str(self.args[0]) if self.args else ""
+        return readable(str(self.args[0])) if self.args else ""
 
 
 class EngineClosed(PagedInferError, RuntimeError):

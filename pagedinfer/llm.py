@@ -11,7 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pagedinfer.arguments import is_single, no_progress, one_each, progress, refuse_unsupported
+from pagedinfer.arguments import (
+    is_single,
+    no_progress,
+    one_each,
+    progress,
+    read_conversation,
+    refuse_unsupported,
+)
 from pagedinfer.async_engine import AsyncEngine
 from pagedinfer.config import BeamSearchParams, EngineConfig, SamplingParams
 from pagedinfer.engine.beam_search import BeamSearchOutput, beam_search
@@ -20,7 +27,7 @@ from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.output import RequestOutput
 from pagedinfer.engine.policy import Policy
-from pagedinfer.errors import ConfigError, RequestError
+from pagedinfer.errors import ConfigError, RequestError, readable
 from pagedinfer.runner.load import check_device, load_model
 from pagedinfer.runner.pool_size import check_pool_size, choose_num_blocks
 from pagedinfer.runner.structured import StructuredOutputs
@@ -28,7 +35,7 @@ from pagedinfer.runner.torch_runner import TorchRunner
 
 __all__ = ["LLM"]
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class LLM:
@@ -200,6 +207,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer conversations: one (a list of {"role", "content"}) or several. The model's own template is used.
 
+        A content is text, or a list of OpenAI's text parts, {"type": "text", "text": ...}, each on a line of its own.
+
         Raises:
             RequestError: a single conversation is empty, or the template refuses it. Among several the others go on,
                 and the bad one's output has `finish_reason="error"` and `error`.
@@ -219,17 +228,8 @@ class LLM:
         return self._complete(prompts, sampling_params, single=single, use_tqdm=use_tqdm)
 
     def _render(self, conversation: Sequence[Message], add_generation_prompt: bool) -> list[int]:
-        if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence):
-            raise RequestError(
-                f'A conversation is a {type(conversation).__name__}; give a list of {{"role", "content"}}.'
-            )
-        if not conversation:
-            raise RequestError('A conversation has no messages; give at least one {"role", "content"}.')
-        for message in conversation:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise RequestError(f'A message is {message!r}; give a dict with "role" and "content".')
         rendered: list[int] = self.tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=add_generation_prompt
+            read_conversation(conversation), add_generation_prompt=add_generation_prompt
         )
         return rendered
 
@@ -347,7 +347,7 @@ class LLM:
     def __repr__(self) -> str:
         info, config = self.engine.describe()["info"], self.engine.config
         through = "" if info["modules"] == "pagedinfer" else f" through {info['modules']}"
-        return (
+        return readable(
             f"LLM({info['model']}{through}, {info['dtype']}, {config.num_blocks} blocks of {config.block_size} tokens, "
             f"max_model_len={config.max_model_len})"
         )

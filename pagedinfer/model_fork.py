@@ -17,7 +17,7 @@ from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.policy import Policy
-from pagedinfer.errors import ConfigError, PagedInferError, RecordingError
+from pagedinfer.errors import PagedInferError, RecordingError
 from pagedinfer.sim.fork import LIVE_SETTINGS, Branch, check_policy, fork, fork_meta
 from pagedinfer.sim.progress import Progress
 from pagedinfer.trace import events as ev
@@ -109,8 +109,6 @@ def fork_with_model(
         raise RecordingError(f"The model cannot run this session again: {obstacle}.")
     check_policy(policy)
     names = {f.name for f in fields(EngineConfig)}
-    if wrong := [name for name in changes if name not in names]:
-        raise ConfigError(f"No setting {', '.join(wrong)}; EngineConfig has {', '.join(sorted(names))}.")
     known = EngineConfig(**{name: value for name, value in recording.config.items() if name in names})
     config = EngineConfig(**{name: getattr(known, name) for name in names} | changes)
     before, after = known.to_dict(), config.to_dict()  # values as a recording holds them

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
-from pagedinfer.checks import MAX_FLOAT, check_flags, check_int, check_real
+from pagedinfer.checks import MAX_FLOAT, check_flags, check_int, check_real, options_by_name
 from pagedinfer.errors import ConfigError
 
 __all__ = ["BeamSearchParams", "LogitsProcessor", "SamplingParams", "StructuredOutputsParams", "TokenMask"]
@@ -33,6 +33,7 @@ class TokenMask(Protocol):
         ...
 
 
+@options_by_name
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutputsParams:
     """A form that the output has: exactly one of the first five. The extra `structured` does the work.
@@ -102,6 +103,7 @@ def _schema_text(schema: object) -> str:
 _NOT_YET: dict[str, Any] = {"truncate_prompt_tokens": None}
 
 
+@options_by_name
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends. Names and meanings are vLLM's.
@@ -286,6 +288,7 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+@options_by_name
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamSearchParams:
     """How a beam search goes, with vLLM's names.

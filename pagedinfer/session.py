@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
+from pagedinfer.checks import check_int, check_names
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
@@ -26,6 +27,7 @@ from pagedinfer.trace.breakpoints import Breakpoints
 from pagedinfer.trace.recorder import Recorder
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.watch import Stop, Watch
+from pagedinfer.views.link import link_of
 
 if TYPE_CHECKING:
     from pagedinfer.runner.taps import Tap
@@ -71,27 +73,24 @@ class Session:
         self.stops: list[Stop] = []
         self._asked: dict[str, Asked] = {}
         self._views: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._link = link_of(self.recording)
+        self._link.driven_by(self.advance)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> str:
         """Queue a prompt; `options` are fields of `SamplingParams` and `RequestOptions`. Returns the request id.
 
         Raises:
-            ConfigError: both `params` and options for it were given, or an option does not exist.
+            ConfigError: both `params` and options for it were given. UnknownOption: there is no such option.
         """
-        wishes = {name: options.pop(name) for name in RequestOptions.__dataclass_fields__ if name in options}
+        known = RequestOptions.__dataclass_fields__
+        wishes = {name: options.pop(name) for name in known if name in options}
         if options:
             if params is not None:
                 raise ConfigError(
                     f"Both params and {', '.join(options)} were given; put all into one of them."
                 )
-            try:
-                params = SamplingParams(**options)
-            except TypeError:
-                known = ", ".join(name for name in SamplingParams.__dataclass_fields__)
-                wished = ", ".join(RequestOptions.__dataclass_fields__)
-                raise ConfigError(
-                    f"Unknown option among {', '.join(options)}; SamplingParams has {known}; a request takes {wished}."
-                ) from None
+            check_names("A request", options, (*SamplingParams.__dataclass_fields__, *known))
+            params = SamplingParams(**options)
         request_id = self.engine.add_request(prompt, params, **wishes)
         self._asked[request_id] = Asked.of(prompt, params, wishes)
         return request_id
@@ -136,7 +135,9 @@ class Session:
 
         Raises:
             WatchError: `until` cannot be read, or a predicate raised. Every step run is in the recording.
+            ConfigError: `max_steps` is no integer, or below 0.
         """
+        check_int("max_steps", max_steps, 0)
         mine = None if until is None else self.breakpoints.add(until)
         known = len(self.stops)
         try:
@@ -146,6 +147,7 @@ class Session:
         finally:
             if mine is not None:
                 self.breakpoints.remove(mine)
+            self._link.end()
         if mine is None:
             return self.recording
         reached = self.stops[known:]
@@ -180,7 +182,7 @@ class Session:
         from pagedinfer.views.driver import drive
 
         views = [view for view in self._views if hasattr(view, "follow")]
-        return await drive(self.advance, views, steps)
+        return await drive(self.advance, [*views, self._link], steps)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -205,12 +207,14 @@ class Session:
         from pagedinfer.runner.taps import Tap
 
         tap = Tap(**options).attach(self.engine.runner)
+        tap.recording = self.recording
         self._views.add(tap)
         return tap
 
     def close(self) -> None:
         """Stop recording and detach views and taps. The engine lives on. Harmless when called twice."""
         self._recorder.stop()
+        self._link.driven_by(None)
         for view in list(self._views):
             view.close()
 

@@ -37,7 +37,7 @@ LAYERS = {
     "engine": ("errors", "checks", "config", "randomness", "memory", "trace.events", "trace.bus"),
     "trace": ("errors", "config", "memory.free_queue"),
     "trace.tap_records": ("errors",),
-    "views": ("errors", "config", "trace"),
+    "views": ("errors", "checks", "config", "trace"),
     "backends": ("errors", "config"),
     "model": ("errors", "config", "backends"),
     "runner": ("errors", "config", "randomness", "engine", "backends", "model", "trace.tap_records"),
@@ -48,7 +48,8 @@ WIRING = {"", "llm", "arguments", "async_engine", "session", "model_fork", "cli"
 CORE = ("errors", "randomness", "checks", "sampling_params", "config", "memory", "engine", "trace", "sim")
 LIVE_VIEWS = {
     "views.widget",
-    "views.core_widget",
+    "views.core_frame",
+    "views.output",
     "views.sheet_widget",
     "views.latency_plotly",
 }  # the modules of the views that need more than the standard library

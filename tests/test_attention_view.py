@@ -1,38 +1,29 @@
 """Attention over blocks as a picture: well-formed, repeatable, every number the record's."""
 
-import base64
 import random
 import re
-import struct
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+from made_taps import SIZE, attention_of, tapped_run
 
 from pagedinfer.errors import ConfigError
-from pagedinfer.trace.tap_records import LayerAttention, TapRecord
+from pagedinfer.trace.tap_records import TapRecord
 from pagedinfer.views import AttentionView, attention_svg
+from pagedinfer.views.stepped import NARROW, WIDE
+from pagedinfer.views.tap_view import percent
 
 SVG = "{http://www.w3.org/2000/svg}"
-SIZE = 4
 
 
 def record(blocks=6, heads=3, window=None, seed=1, layers=(0, 3), texts=True):
     """A request of `blocks` blocks whose last one is half full."""
     chance = random.Random(seed)
     position = blocks * SIZE - 3
-    first = 0 if window is None else max(0, position + 1 - window)
-    kept = []
-    for layer in layers:
-        mass = []
-        for _ in range(heads):
-            row = [0.0 if (i + 1) * SIZE <= first else chance.random() ** 3 for i in range(blocks)]
-            mass.append(tuple(share / sum(row) for share in row))
-        table = chance.sample(range(1000), blocks)
-        table[: first // SIZE] = [-1] * (first // SIZE)
-        kept.append(LayerAttention(layer, window, first, tuple(table), tuple(range(heads)), tuple(mass)))
+    kept = attention_of(chance, position, layers, heads, window)
     tokens = tuple(chance.choice(["<b>", " the", "\n", "\x00"]) for _ in range(position + 1)) if texts else ()
-    return TapRecord(12, "r<0>", SIZE, position, tuple(kept), (), tokens)
+    return TapRecord(12, "r<0>", SIZE, position, kept, (), tokens)
 
 
 CASES = {
@@ -49,6 +40,10 @@ def texts(svg):
     return [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
+def titles(svg):
+    return [node.text for node in ET.fromstring(svg).iter(f"{SVG}title")]
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("head", [None, 0])
 def test_the_picture_is_well_formed_named_and_repeatable(case, head):
@@ -60,12 +55,13 @@ def test_the_picture_is_well_formed_named_and_repeatable(case, head):
     assert view.svg() == attention_svg(TapRecord.from_json(case.to_json()), head=head)
     assert not re.search("NaN|inf|http(?!://www.w3.org/2000/svg)", view.svg())
     assert float(root.get("viewBox").split()[3]) < 1400
+    assert ET.fromstring(view.svg(width=NARROW)).get("width") == str(NARROW + 32)
 
 
 def rows(view):
     """(first logical block, one past the last, physical, share or None) of each row of the text."""
     found = []
-    for line in view.text().splitlines()[1:]:
+    for line in view.text().splitlines()[1:-1]:
         alone = re.match(r"  logical (\d+), block (\w+): (.+?) ?(  \".*)?$", line)
         many = re.match(r"  logical (\d+) to (\d+), (\d+) blocks: (.+?)(  \".*)?$", line)
         if alone:
@@ -85,7 +81,8 @@ def test_every_number_is_the_records(case):
             view = AttentionView(case, layer.layer, head)
             shares = layer.mean() if head is None else layer.mass[head]
             at = 0
-            drawn = texts(view.svg())
+            drawn = texts(view.svg()) + texts(view.svg(width=NARROW))
+            said = titles(view.svg(width=NARROW))
             for first, stop, physical, share in rows(view):
                 assert first == at, "in logical order, none left out"
                 at = stop
@@ -103,12 +100,21 @@ def test_every_number_is_the_records(case):
                     assert share == ("<0.1 %" if 0 < total < 0.0005 else f"{100 * total:.1f} %")
                     assert share in drawn
             assert at == len(shares)
+            assert view.text().splitlines()[-1] == "  most of each head: " + ", ".join(
+                f"head {i} logical {row.index(max(row))} ({percent(max(row))})"
+                for i, row in enumerate(layer.mass)
+            )
+            if len(shares) < 20:
+                for i in range(len(shares)):
+                    each = ", ".join(f"head {k} {percent(row[i])}" for k, row in enumerate(layer.mass))
+                    assert any(words.startswith(f"logical {i}, ") and words.endswith(each) for words in said)
 
 
 def test_the_largest_shares_have_rows_of_their_own():
     view = AttentionView(CASES["many"])
     alone = {first for first, stop, *_ in rows(view) if stop == first + 1}
-    best = sorted(range(70), key=lambda i: -view.shares[i])[:15]
+    shares = CASES["many"].attention[-1].mean()
+    best = sorted(range(70), key=lambda i: -shares[i])[:15]
     assert set(best) <= alone
     assert 69 in alone, "the newest token's block, whatever its share"
 
@@ -119,16 +125,16 @@ def test_bars_are_as_long_as_their_shares():
         float(node.get("width")) for node in ET.fromstring(view.svg()).iter(f"{SVG}rect")
         if node.get("class") == "pi-live" and float(node.get("height")) == 13
     ]  # fmt: skip
-    shares = view.layer.mass[1]
+    shares = CASES["a few"].attention[0].mass[1]
     assert bars == pytest.approx([220 * share / max(shares) for share in shares], abs=0.06)
 
 
 def test_colour_is_never_the_only_signal():
     svg = AttentionView(CASES["window"], head=1).svg()
-    assert "url(#pi-gone)" in svg, "what is outside the window is hatched and named"
+    assert "url(#pi-v-idle)" in svg, "what is outside the window is hatched and named"
     assert "not seen" in texts(svg)
-    (bold,) = re.findall(r'class="[^"]*pi-strong[^"]*"[^>]*>([^<]+)<', svg)
-    assert bold == "head 1"
+    bold = re.findall(r'class="[^"]*pi-strong[^"]*"[^>]*>([^<]+)<', svg)
+    assert bold == ["r&lt;0&gt;", "head 1"], "the request shown, the head shown"
 
 
 def test_texts_are_shown_where_given():
@@ -139,18 +145,95 @@ def test_texts_are_shown_where_given():
     assert "tokens" not in texts(AttentionView(CASES["no texts"]).svg())
 
 
-def test_the_png_has_a_row_per_head_and_a_column_per_block():
-    view = AttentionView(CASES["a few"])
-    data = view.png()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", data[16:24])
-    assert height == 3 * 30
-    assert width == 6 + 6 * 40
-    assert len(data) < 2000
-    bundle = view._repr_mimebundle_()
-    assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}
-    assert base64.b64decode(bundle["image/png"]) == data
-    assert bundle["text/plain"] == view.text() == repr(view)
+def parts(svg, attribute):
+    return [node for node in ET.fromstring(svg).iter(f"{SVG}g") if node.get(attribute) is not None]
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_parts_say_whose_blocks_they_are(width):
+    case = CASES["window"]
+    svg, layer = AttentionView(case, 3).svg(width=width), case.attention[1]
+    for node in parts(svg, "data-blocks"):
+        ids = [int(name) for name in node.get("data-blocks").split()]
+        first, _, last = re.match(r"logical (\d+)( to (\d+))?, ", node.find(f"{SVG}title").text).groups()
+        assert ids == [i for i in layer.block_table[int(first) : int(last or first) + 1] if i >= 0]
+    named = {name for node in parts(svg, "data-blocks") for name in node.get("data-blocks").split()}
+    assert named == {str(i) for i in layer.block_table if i >= 0}, "each has a part, freed ones have none"
+    assert [node.get("data-rid") for node in parts(svg, "data-rid")] == ["r<0>"]
+
+
+def test_a_row_stays_the_same_part_from_step_to_step():
+    view = AttentionView(tapped_run(), request="A")
+    (_, before), (_, after) = (view.sheet(step, WIDE).layers[4] for step in (20, 21))
+    assert len(before) == 11
+    assert set(before) & set(after) == set(before[:-1]), "all but the block that got tokens"
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_it_shows_the_newest_record_and_says_so():
+    records = tapped_run()
+    view = AttentionView(records, layer=0)
+    assert (view.first_step, view.last_step, view.cursor) == (0, 40, 40)
+    assert view.text(7).startswith(
+        "Attention over blocks: step 7: A, layer 0, mean of 3 heads: the newest token, at "
+    )
+    assert view.record(6) is view.record(5)
+    assert "step 6: the newest record is of step 5: A, layer 0" in view.text(6)
+    assert view.text(5).splitlines()[1:] == view.text(6).splitlines()[1:]
+
+
+def test_one_request_of_several():
+    records = tapped_run()
+    both, only = AttentionView(records), AttentionView(records, request="B")
+    assert (only.first_step, only.last_step) == (10, 40)
+    assert both.record(20).request_id == "A", "the first by id"
+    assert [node.get("data-rid") for node in parts(both.svg(20), "data-rid")] == ["A", "B"]
+    assert [node.get("data-rid") for node in parts(only.svg(20), "data-rid")] == ["B"]
+    crowd = [replace(records[20], request_id=f"r{i}") for i in range(11)]
+    view = AttentionView(crowd[::-1])
+    assert view.record().request_id == "r0"
+    view.selected = {"request": "r10"}
+    for width in (WIDE, NARROW):
+        svg = view.svg(width=width)
+        assert [node.get("data-rid") for node in parts(svg, "data-rid")] == ["r8", "r9", "r10"]
+        assert "and 8 more" in texts(svg)
+    with pytest.raises(ConfigError, match="request='C': these records are of A, B"):
+        AttentionView(records, request="C")
+
+
+def test_a_selected_request_is_shown_where_it_has_records():
+    view, only = AttentionView(tapped_run()), AttentionView(tapped_run(), request="A")
+    before, version = view.svg(20), view.version
+    for each in (view, only):
+        each.selected = {"request": "B"}
+    assert view.record(20).request_id == "B"
+    assert view.version == version + 1, "what a browser holds is out of date"
+    assert "step 9: no record of B up to this step" in view.text(9)
+    assert only.record(20).request_id == "A"
+    for other in ({"request": "C"}, {"block": 101}, {}):
+        view.selected = other
+        assert view.record(20).request_id == "A"
+    assert view.svg(20) == before
+
+
+def test_records_may_come_while_it_is_shown():
+    records = tapped_run()
+    shown = records[:3]
+    view = AttentionView(shown, head=2)
+    assert not view.update()
+    shown += records[3:30]
+    assert view.update()
+    assert view.cursor == view.last_step == records[29].step
+    shown.append(replace(records[29], step=records[29].step + 1, attention=()))
+    assert view.update()
+    assert "holds no attention" in view.text(), "a record that cannot be shown is no error any more"
+    assert view._repr_mimebundle_()["text/plain"] == repr(view)
+    view.cursor = view.first_step
+    shown[:28] = []
+    assert view.update()
+    assert view.cursor == view.first_step == records[28].step, "what is forgotten is not shown"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +248,9 @@ def test_what_is_not_there_is_named(options, message):
 def test_other_things_are_refused():
     with pytest.raises(ConfigError, match="holds no attention"):
         AttentionView(replace(CASES["a few"], attention=()))
-    with pytest.raises(ConfigError, match="one TapRecord, not a list"):
-        AttentionView([CASES["a few"]])
+    for given, what in (([], "an empty list"), (["x"], "a list"), (CASES, "a dict")):
+        with pytest.raises(ConfigError, match=f"a TapRecord or several in a list, not {what}; give"):
+            AttentionView(given)
 
 
 OVERLAPS = """() => {
@@ -183,12 +267,12 @@ OVERLAPS = """() => {
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_label_is_clipped_or_lies_on_another(new_page, artifacts, scheme):
-    page = new_page(scheme=scheme)
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_no_label_is_clipped_or_lies_on_another(new_page, artifacts, width):
+    page = new_page()
     for name, case in CASES.items():
-        page.set_content(f"<body style='margin:0'>{AttentionView(case, head=0).svg()}</body>")
+        page.set_content(f"<body style='margin:0'>{AttentionView(case, head=0).svg(width=width)}</body>")
         assert page.evaluate(OVERLAPS) == [], name
-        page.locator("svg").screenshot(path=artifacts / f"attention-{name.replace(' ', '-')}-{scheme}.png")
+        page.locator("svg").screenshot(path=artifacts / f"attention-{name.replace(' ', '-')}-{width}.png")
     assert not page.errors
     assert not page.external

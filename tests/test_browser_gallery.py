@@ -35,7 +35,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def tapped():
-    """What a tap on a tiny model saw last."""
+    """A tap on a tiny model, with two requests."""
     pytest.importorskip("torch", reason="torch is not installed (extra: engine)")
     import pagedinfer
 
@@ -43,8 +43,9 @@ def tapped():
     with pagedinfer.Session(llm) as session:
         tap = session.tap(tokenizer=llm.tokenizer)
         session.submit("The attention of the last token", max_tokens=12, temperature=0.9, top_p=0.9, seed=3)
+        session.submit("Greedy", max_tokens=9, temperature=0.0, repetition_penalty=1.2)
         session.run()
-        yield tap.last()
+        yield tap
 
 
 def engine_page(recording, path, panes=PANES, request=None, step=None):
@@ -129,11 +130,16 @@ def test_a_density_map(new_page, artifacts, huge_pool, tmp_path):
 
 
 @pytest.mark.parametrize("make", [AttentionView, SamplingView])
-def test_a_picture_of_what_a_tap_saw(new_page, artifacts, tapped, make):
+@pytest.mark.parametrize("request_id", ["r0", "r1"])
+def test_a_page_of_what_a_tap_saw(new_page, artifacts, tapped, tmp_path, make, request_id):
     page = new_page()
-    page.set_content(f"<!doctype html><body style='margin:8px'>{make(tapped).svg()}</body>")
-    wrong = [words for words in shoot(page, artifacts, make.__name__.lower()) if words.startswith("1280")]
-    assert wrong == []  # on a phone the picture is wider than the page, which scrolls
+    page.goto(make(tapped, request=request_id).html(tmp_path / "page.html").as_uri())
+    page.locator(".pi-view").wait_for()
+    assert shoot(page, artifacts, f"{make.__name__.lower()}-{request_id}") == []
+    page.keyboard.press("Home")
+    assert shoot(page, artifacts, f"{make.__name__.lower()}-{request_id}-first") == []
+    assert not page.errors
+    assert not page.external
 
 
 def test_the_static_picture(new_page, artifacts, run):

@@ -67,8 +67,8 @@ def lab(tmp_path_factory):
 
 
 @contextmanager
-def running_lab(base):
-    """JupyterLab on a free port, with everything that it keeps in the folder `base`."""
+def running_lab(base, app="lab"):
+    """JupyterLab (app="notebook": Notebook 7) on a free port, with everything that it keeps in the folder `base`."""
     root = base / "root"
     root.mkdir()
     quiet = base / "SETTINGS" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
@@ -80,10 +80,11 @@ def running_lab(base):
     own = {f"JUPYTER_{kind}_DIR": str(base / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
     own |= {"HOME": str(base), "IPYTHONDIR": str(base / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     own |= {f"JUPYTERLAB_{kind}_DIR": str(base / kind) for kind in ("SETTINGS", "WORKSPACES")}
+    module, name = {"lab": ("jupyterlab", "LabApp"), "notebook": ("notebook", "JupyterNotebookApp")}[app]
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+        sys.executable, "-m", module, "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
         "--ServerApp.port_retries=0", f"--ServerApp.root_dir={root}", "--IdentityProvider.token=",
-        "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.extension_manager=readonly",
+        f"--{name}.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.extension_manager=readonly",
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
     ]  # fmt: skip
     with (base / "lab.log").open("w") as log:
@@ -112,7 +113,7 @@ def _wait_for(server, address, log):
             return
         except OSError:
             time.sleep(0.25)
-    raise RuntimeError("JupyterLab did not start within 100 seconds")
+    raise RuntimeError("Jupyter did not start within 100 seconds")
 
 
 IDLE = "() => window.jupyterapp?.shell?.currentWidget?.context?.sessionContext?.session?.kernel?.status === 'idle'"
@@ -128,12 +129,12 @@ IN_KERNEL = """async (code) => {
   await future.done; return said.trim(); }"""
 
 
-def run_notebook(page, lab, *cells):
+def run_notebook(page, lab, *cells, path="doc/workspaces/{name}/tree/{name}.ipynb"):
     """Open a notebook of these cells in a workspace of its own, run it all, and return the view."""
     address, root = lab
     name = f"n{uuid.uuid4().hex[:8]}"
     (root / f"{name}.ipynb").write_text(notebook(*cells))
-    page.goto(f"{address}/doc/workspaces/{name}/tree/{name}.ipynb")
+    page.goto(f"{address}/{path.format(name=name)}")
     page.wait_for_function(IDLE, timeout=90_000)
     done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
     assert done, page.evaluate(ERRORS)
@@ -191,6 +192,10 @@ def test_the_live_view_advances_while_requests_are_unfinished(lab, new_page, art
     assert not page.errors, page.errors[:5]
 
 
+KEPT = """() => {  // the picture in the view's output is of the step that the view shows
+  const { step } = document.querySelector('[data-testid=pi-view]').dataset;
+  const output = window.jupyterapp.shell.currentWidget.content.widgets[1].model.outputs.get(0).toJSON();
+  return String(output.data['text/plain']).includes(`step ${step}:`); }"""
 SAVED = """async () => {
   await window.jupyterapp.commands.execute('docmanager:save');
   return window.jupyterapp.shell.currentWidget.context.path; }"""
@@ -219,7 +224,7 @@ def test_the_saved_notebook_shows_the_last_picture(lab, new_page, artifacts):
     page.wait_for_function("v => +v.dataset.step >= 20", arg=view.element_handle())
     page.keyboard.press("Space")
     expect(view.get_by_role("button", name="Play")).to_be_visible()
-    page.wait_for_function(IDLE)
+    page.wait_for_function(KEPT)
     page.wait_for_function("() => document.activeElement?.closest?.('[data-testid=pi-view]')")
     step = step_of(view)
     page.keyboard.press("ArrowLeft")  # drawn anew, it still has the keys

@@ -32,7 +32,8 @@ from pagedinfer.course import bundled_recording
 from pagedinfer.engine.engine import Engine
 from pagedinfer.sim.fork import fork
 from pagedinfer.sim.simulated import SimulatedRunner
-from pagedinfer.views import EngineView, RunComparison
+from pagedinfer.views import EngineView, Latency, RunComparison
+from pagedinfer.views import stepped
 
 engine = Engine(EngineConfig(num_blocks=20, block_size=4, max_num_seqs=4, max_num_batched_tokens=16), SimulatedRunner())
 session = pagedinfer.Session(engine)
@@ -53,6 +54,11 @@ await session.play(3)
     "RunComparison(recorded, fork(recorded, 6, max_num_seqs=2))",
     "core = EngineView(recorded, tier='ipywidgets', step=4); core",
     "core._forward.click(); assert core.cursor == 5 and 'step 5:' in repr(core)",
+    "stepped.FRONTS = stepped.FRONTS[1:]; latency = Latency(recorded, step=4); latency",  # as without anywidget
+    """
+latency._front._forward.click()
+assert latency.tier == "ipywidgets" and latency.cursor == 5 and "step 5:" in latency._front._said.value
+""",
     "EngineView(recorded, tier='static', step=4)",
     "assert 'torch' not in sys.modules; print(view.tier, ipywidgets.__version__)",
 )
@@ -105,7 +111,7 @@ def test_every_tier_shows_the_same_on_ipywidgets_7(tmp_path):
         pytest.skip(f"Colab's packages cannot be installed here: {installed.stderr[-300:]}")
     old, new = outputs(python, tmp_path), outputs(sys.executable, tmp_path)
     assert "".join(o["text"] for o in old[-1]).split() == ["anywidget", "7.7.1"]
-    for cell, is_widget in ((1, True), (3, True), (4, True), (6, False)):
+    for cell, is_widget in ((1, True), (3, True), (4, True), (6, True), (8, False)):
         (live, data), (live_now, data_now) = shown(old[cell]), shown(new[cell])
         assert bool(live) == bool(live_now) == is_widget
         assert data == data_now

@@ -8,8 +8,9 @@ from pagedinfer.cli import main
 from pagedinfer.course import bundled_recording
 from pagedinfer.errors import ConfigError, RecordingError
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views import block_map_png, picture_svg
+from pagedinfer.views import picture_svg
 from pagedinfer.views.files import ENDINGS, export_file, load_files
+from pagedinfer.views.raster import png_of
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_options_choose_step_request_and_table(saved, tmp_path):
     assert main(["export", str(saved), str(svg), "--step", "10", "--request", "r2"]) == 0
     assert svg.read_text() == picture_svg(recording, 10, "r2") != picture_svg(recording, 10)
     assert main(["export", str(saved), str(png), "--step", "-3"]) == 0
-    assert png.read_bytes() == block_map_png(recording, -3)
+    assert png.read_bytes() == png_of(picture_svg(recording, -3))
     for name, rows in (("requests", 8), ("blocks", len(recording.blocks)), ("events", 263)):
         assert main(["export", str(saved), str(table), "--table", name]) == 0
         assert len(table.read_text().splitlines()) == rows + 1
@@ -63,10 +64,13 @@ def test_options_choose_step_request_and_table(saved, tmp_path):
         (["no/a.svg"], "'no/a.svg': there is no folder 'no'; create it first."),
         (["."], "'.': it must be a file to write, like run.html, not a folder."),
         (["a.svg", "--step", "99"], "No step 99: the recording has 0 to 84."),
-        (["a.svg", "--request", "x"], "request='x': the recording has no such request."),
+        (
+            ["a.svg", "--request", "x"],
+            "request='x': the recording has no such request; it has r0, r1, r2, r3, r4, r5, r6, r7.",
+        ),
         (["a.csv", "--table", "x"], "table='x': the tables are steps, requests, blocks, events."),
         (["a.csv", "--step", "1"], "step=1: it is for .html, .svg, .png, not for .csv."),
-        (["a.png", "--request", "r1"], "request='r1': it is for .html, .svg, not for .png."),
+        (["a.csv", "--request", "r1"], "request='r1': it is for .html, .svg, .png, not for .csv."),
         (["a.html", "--table", "steps"], "table='steps': it is for .csv, .parquet, not for .html."),
     ],
 )

@@ -271,7 +271,9 @@ def test_a_setting_that_stays_is_no_change():
 
 def test_refusals():
     recording = random_run(1)
-    with pytest.raises(ConfigError, match=r"No setting num_block; EngineConfig has .*block_size"):
+    with pytest.raises(
+        ConfigError, match=r"no option num_block; did you mean num_blocks\? There are .*block_size"
+    ):
         fork(recording, 1, num_block=3)
     with pytest.raises(ConfigError, match="num_blocks=0"):
         fork(recording, 1, num_blocks=0)

@@ -222,7 +222,7 @@ def test_an_interrupted_fork_leaves_nothing_behind(session, monkeypatch):
 
 
 def test_refusals(session):
-    with pytest.raises(ConfigError, match="No setting speed"):
+    with pytest.raises(ConfigError, match="EngineConfig has no option speed"):
         session.fork(1, speed=3)
     with pytest.raises(RecordingError, match="No step 999"):
         session.fork(999)

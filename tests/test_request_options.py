@@ -10,7 +10,7 @@ from pagedinfer.memory.prefix import PINNED
 
 
 def test_nothing_said():
-    options = RequestOptions.of({})
+    options = RequestOptions()
     assert (options.priority, options.tenant, options.cache_salt, options.retain) == (0, "", "", ())
     assert options.deadline is options.timeout is None
 
@@ -38,13 +38,13 @@ def test_priorities_by_name_and_number(given, number):
         ({"retain": [(0, 4)]}, r"retain holds \(0, 4\); give Retain"),
         (
             {"colour": "red"},
-            "Unknown option colour; a request takes priority, tenant, deadline, timeout, cache_salt",
+            "RequestOptions has no option colour. There are priority, tenant, deadline, timeout, cache_salt",
         ),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(options, said):
     with pytest.raises(ConfigError, match=said):
-        RequestOptions.of(options)
+        RequestOptions(**options)
 
 
 def test_a_range_of_the_prompt():

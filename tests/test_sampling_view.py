@@ -1,44 +1,22 @@
 """Sampling as a picture: well-formed, repeatable, every number the record's, every cut with its reason."""
 
-import base64
 import re
-import struct
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-import torch
+from made_taps import choice_of, tapped_run
 
-from pagedinfer.config import SamplingParams
 from pagedinfer.errors import ConfigError
-from pagedinfer.runner.explain import explain
-from pagedinfer.runner.sampler import sample, uniform
 from pagedinfer.trace.tap_records import TapRecord
 from pagedinfer.views import SamplingView, sampling_svg
+from pagedinfer.views.stepped import NARROW, WIDE
 
 SVG = "{http://www.w3.org/2000/svg}"
-TEXTS = ["\n", " the", "a" * 40, "<b>", "&", "\x01", "é", "🙂"]
 
 
-def record(seed=1, vocab=300, top=10, texts=True, changed=(), **settings):
-    """A row of random logits, changed as told, sampled and told."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = 2.5 * torch.randn(vocab, generator=generator)
-    shaped = [("model", logits)]
-    for name in changed:
-        row = shaped[-1][1].clone()
-        if name == "mask":
-            row[row.topk(4).indices] = -torch.inf
-        else:
-            row[::3] -= 1.0
-        shaped.append((name, row))
-    params, u = SamplingParams(**settings), uniform(seed, 0)
-    token = sample(shaped[-1][1][None], [params], [u]).tokens[0]
-    choice = explain(
-        shaped, params, output_index=4, uniform=u, token_id=token, top=top,
-        text=lambda token: TEXTS[token % len(TEXTS)] if texts else "",
-    )  # fmt: skip
-    return TapRecord(7, "r<0>", 16, 20, (), (choice,))
+def record(**settings):
+    return TapRecord(7, "r<0>", 16, 20, (), (choice_of(**settings),))
 
 
 CASES = {
@@ -57,6 +35,10 @@ CASES = {
 
 def texts(svg):
     return [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def titles(svg):
+    return [node.text for node in ET.fromstring(svg).iter(f"{SVG}title")]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -81,7 +63,7 @@ def test_every_number_is_the_records(case):
     changes = [i for i, stage in enumerate(choice.stages) if stage.name not in own]
     columns = [i for i, stage in enumerate(choice.stages) if stage.name in own or i == changes[-1]]
     lines = view.text().splitlines()
-    drawn = texts(view.svg())
+    drawn, small = texts(view.svg()), texts(view.svg(width=NARROW))
     assert [part.rpartition(": ")[2] for part in lines[1].split(" -> ")] == [
         f"{choice.stages[i].left} left" for i in columns
     ]
@@ -91,12 +73,14 @@ def test_every_number_is_the_records(case):
     for row, one in zip(rows, choice.candidates, strict=False):
         shares = [written(one.shares[i]) for i in columns]
         assert " -> ".join(shares) in row
-        assert all(share in drawn or share == "0.0 %" for share in shares)
+        assert all((share in drawn and share in small) or share == "0.0 %" for share in shares)
+        assert row.strip() in titles(view.svg(width=NARROW))
         if one.why:
             assert row.endswith(one.why)
             head, _, tail = one.why.partition(": ")
             assert head in drawn
             assert not tail or tail in drawn, f"cut short: {tail}"
+            assert one.why in small
     assert rows[-1].strip() == "all others: " + " -> ".join(written(choice.stages[i].rest) for i in columns)
     (marked,) = [row for row in rows if "drawn" in row or "chosen" in row]
     assert rows.index(marked) == [one.token_id for one in choice.candidates].index(choice.token_id)
@@ -122,33 +106,42 @@ def test_u_points_into_the_interval_of_the_token_that_came():
 
 def test_colour_is_never_the_only_signal():
     svg = SamplingView(CASES["all"]).svg()
-    assert "url(#pi-gone)" in svg
+    assert "url(#pi-v-idle)" in svg
     assert "–" in texts(svg), "what was dropped is hatched, has a dash for its number, and a sentence"
     assert "dropped by top-p" in texts(svg)
     assert "ruled out by mask" in texts(svg)
 
 
-def test_the_png_has_a_row_per_candidate_and_a_column_per_stage():
-    view, (choice,) = SamplingView(CASES["all"]), CASES["all"].choices
-    data = view.png()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", data[16:24])
-    assert height == 24 * len(choice.candidates)
-    assert width == 6 + 48 * 6, "model, changed, temperature, min-p, top-k, top-p"
-    bundle = view._repr_mimebundle_()
-    assert base64.b64decode(bundle["image/png"]) == data
-    assert bundle["text/plain"] == repr(view)
+def test_a_step_that_chose_no_token_says_so():
+    view = SamplingView(tapped_run())
+    assert (view.first_step, view.last_step) == (0, 40)
+    assert view.text(0) == (
+        "Sampling: step 0: A chose no token in this step (a chunk of its prompt, a failure, or a tap with "
+        "sampling=False)"
+    )
+    assert view.text(1).startswith("Sampling: step 1: A, output token 1: u = ")
+    assert "step 6: the newest record is of step 5: A, output token 5" in view.text(6)
+    for step in (0, 1, 6):
+        for width in (WIDE, NARROW):
+            assert 'data-rid="A"' in view.svg(step, width)
+    assert SamplingView(tapped_run(), request="B").record(20).request_id == "B"
 
 
 def test_what_is_not_there_is_named():
     case = CASES["plain"]
-    with pytest.raises(ConfigError, match="chose no token for r<0>"):
+    with pytest.raises(ConfigError, match=r"r<0> chose no token in this step .*; show another"):
         SamplingView(replace(case, choices=()))
-    for choice in (1, -2, True, 0.5):
-        with pytest.raises(ConfigError, match="this record has 1 choice"):
+    for choice in (1, -2):
+        with pytest.raises(ConfigError, match=f"choice={choice}: this record has 1 choice"):
             SamplingView(case, choice)
-    with pytest.raises(ConfigError, match="one TapRecord, not a str"):
+    for choice in (True, 0.5):
+        with pytest.raises(ConfigError, match=f"choice={choice}: it must be an integer"):
+            SamplingView(case, choice)
+    with pytest.raises(ConfigError, match="a TapRecord or several in a list, not a str"):
         SamplingView("case")
+    two = replace(case, step=8, choices=case.choices * 2)
+    view = SamplingView([case, two], 1)
+    assert view.text(7) == "Sampling: step 7: choice=1: this record has 1 choice"
 
 
 OVERLAPS = """() => {
@@ -165,12 +158,12 @@ OVERLAPS = """() => {
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_label_is_clipped_or_lies_on_another(new_page, artifacts, scheme):
-    page = new_page(scheme=scheme)
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_no_label_is_clipped_or_lies_on_another(new_page, artifacts, width):
+    page = new_page()
     for name, case in CASES.items():
-        page.set_content(f"<body style='margin:0'>{SamplingView(case).svg()}</body>")
+        page.set_content(f"<body style='margin:0'>{SamplingView(case).svg(width=width)}</body>")
         assert page.evaluate(OVERLAPS) == [], name
-        page.locator("svg").screenshot(path=artifacts / f"sampling-{name.replace(' ', '-')}-{scheme}.png")
+        page.locator("svg").screenshot(path=artifacts / f"sampling-{name.replace(' ', '-')}-{width}.png")
     assert not page.errors
     assert not page.external

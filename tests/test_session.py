@@ -48,7 +48,9 @@ def test_params_come_whole_or_as_options(llm):
         assert session.texts[first] == session.texts[second]
         with pytest.raises(ConfigError, match="Both params and max_tokens"):
             session.submit("Hello", GREEDY, max_tokens=3)
-        with pytest.raises(ConfigError, match=r"max_tokns.*SamplingParams has temperature"):
+        with pytest.raises(
+            ConfigError, match=r"max_tokns; did you mean max_tokens\? There are temperature.* retain\.$"
+        ):
             session.submit("Hello", max_tokns=3)
         with pytest.raises(ConfigError, match="max_tokens=0"):
             session.submit("Hello", max_tokens=0)

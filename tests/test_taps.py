@@ -24,6 +24,8 @@ from pagedinfer.runner.torch_runner import TorchRunner
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.testing import tiny_llm
 from pagedinfer.trace.tap_records import TapRecord
+from pagedinfer.views import AttentionView, Latency, SamplingView
+from pagedinfer.views.stepped import WIDE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -378,6 +380,54 @@ def test_it_keeps_the_newest_steps_and_what_was_asked_for():
         tap.clear()
         assert tap.records == []
     assert llm.engine.runner.taps == (), "a session takes its taps with it"
+
+
+def test_a_view_of_a_sessions_tap_is_linked_with_those_of_its_recording():
+    pytest.importorskip("anywidget", reason="anywidget is not installed (extra: view)")
+    with tiny_llm() as llm, Session(llm) as session:
+        tap, latency = session.tap(), Latency(session.recording)
+        view = SamplingView(tap)
+        for each in (view, latency):
+            each._repr_mimebundle_()
+        for _ in range(2):
+            session.submit("linked", temperature=0.0, max_tokens=6, ignore_eos=True)
+        session.run()
+        assert view.cursor == latency.cursor == tap.last_step == 6
+        latency.selected = {"request": "r1"}
+        latency.cursor = 4
+        assert view.record() is next(r for r in tap.records if (r.step, r.request_id) == (4, "r1"))
+        view._front.seen = json.loads(view._front.tail)["number"]  # as the browser does
+        drawn = json.loads(view._front.tail)
+        assert (drawn["steps"], drawn["say"]) == ([4], [view.sheet(4, WIDE).words])
+        assert set(view.related(4, WIDE).tables) == {"r0", "r1"}
+
+
+def test_views_of_a_tap_go_along_with_it():
+    with tiny_llm() as llm, Session(llm) as session:
+        tap = session.tap(keep=4, tokenizer=llm.tokenizer)
+        views = [AttentionView(tap), SamplingView(tap)]
+        for view in views:
+            assert view.text() == f"{view.name}: step 0: no record yet; run a step while the tap is attached"
+            assert view.svg()
+        session.submit("one", temperature=0.0, max_tokens=9, ignore_eos=True)
+        for step in range(1, 8):
+            session.step()
+            assert (len(tap), tap.last_step) == (step, step)
+            for view in views:
+                assert view.update()
+                assert (view.first_step, view.last_step, view.cursor) == (max(1, step - 3), step, step)
+                assert view.text().startswith(f"{view.name}: step {step}: r0, ")
+        assert tap.recording is session.recording
+        for view in views:
+            view.cursor = 5
+        session.run()
+        for view in views:
+            assert view.update()
+            assert view.cursor == view.first_step == 6, "the tap has forgotten step 5"
+        tap.clear()
+        for view in views:
+            assert view.update()
+            assert "no record yet" in view.text()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from pagedinfer.errors import ConfigError
-from pagedinfer.views.batch import COMPUTING, BatchComposition, continuous_batching, static_batching
+from pagedinfer.views.batch import COMPUTING, BatchComposition, _empty, continuous_batching, static_batching
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -92,6 +92,8 @@ def test_the_drawing_says_the_numbers(simulated_run):
                 assert batching.words() in words
             titles = [node.text for node in root.iter(f"{SVG}title")][1:]
             bars = [*view.static.bars, *view.continuous.bars]
+            marked = [node.get("data-rid") for node in root.iter(f"{SVG}g") if node.get("data-rid")]
+            assert marked == [bar.rid for bar in bars]
             assert titles == [f"{b.rid} {b.did}, steps {b.first} to {b.last}, slot {b.slot}" for b in bars]
     assert view.static.num_steps > view.continuous.num_steps
 
@@ -99,7 +101,7 @@ def test_the_drawing_says_the_numbers(simulated_run):
 def test_idle_is_what_the_hatching_covers(simulated_run):
     view = BatchComposition(simulated_run(seed=3, num_blocks=32, outputs=(4, 40), max_num_seqs=6).finish())
     for batching in (view.static, view.continuous):
-        empty = sum(bar.last - bar.first + 1 for bar in view._empty(batching))
+        empty = sum(b.last - b.first + 1 for b in _empty(batching.bars, 6, batching.first, batching.last))
         held = sum(b.last - b.first + 1 for b in batching.bars if b.did not in COMPUTING)
         assert empty + held == batching.idle > 0
 

@@ -5,11 +5,13 @@ import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
 import pytest
+from handmade import HandMade
 
 from pagedinfer.errors import ConfigError
+from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.compare_view import RunComparison
-from pagedinfer.views.divergence import divergence_of
+from pagedinfer.views.marks import scale_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ("wide", "tight")
@@ -48,10 +50,10 @@ def use(state):
 def test_they_part_where_the_states_first_differ(pair):
     steps = range(min(run.last_step for run in pair) + 1)
     expected = next(s for s in steps if facts(pair[0].at(s)) != facts(pair[1].at(s)))
-    step, why = divergence_of(*pair, NAMES)
+    view = RunComparison(*pair, names=NAMES)
+    step, why = view.divergence
     assert step == expected > 0
     assert all(name in why for name in NAMES)
-    view = RunComparison(*pair, names=NAMES)
     assert view.cursor == step, "it opens where they part"
     assert f"they part at step {step}: {why}" in view.text()
     assert f"part at step {step}" in view.svg()
@@ -86,7 +88,8 @@ def test_blocks_and_numbers_are_those_of_the_states(pair, width):
                 "KV usage": f"{100 * usage['kv_usage']:.1f} %", "KV waste": f"{100 * usage['kv_waste']:.1f} %",
             }.items():  # fmt: skip
                 assert words[words.index(name) + 1 + i] == str(value), (step, name)
-            assert f"{len(state.ref_counts)} of {state.num_blocks} blocks in use" in words
+            late = f" at step {pair[i].last_step}, its last" if step > pair[i].last_step else ""
+            assert f"{len(state.ref_counts)} of {state.num_blocks} blocks in use{late}" in words
 
 
 def test_the_strip_hatches_the_steps_that_differ(pair):
@@ -94,7 +97,7 @@ def test_the_strip_hatches_the_steps_that_differ(pair):
     root = ET.fromstring(view.svg())
     strip = [node for node in root.iter(f"{SVG}rect") if node.get("fill") == "url(#pi-v-lost)"]
     assert strip
-    column = min(28, (920 - 96 - 14) / (view.last_step + 1))
+    column = scale_of(0, view.last_step, 920 - 96 - 14).column
     hatched = sum(float(node.get("width")) for node in strip) / column
     last = min(run.last_step for run in pair)
     different = sum(
@@ -134,16 +137,33 @@ def test_equal_runs_have_no_difference(simulated_run):
     assert "A and B do the same in every step" in view.text()
     assert view.cursor == view.last_step
     longer = RunComparison(first, first.until(9), names=("whole", "part"))
-    assert longer.divergence == (10, "part has ended, whole goes on")
+    assert longer.divergence is None, "it was cut, nobody knows how it went on"
+    assert "whole and part do the same in every step up to 9, the last of part" in longer.text()
+    assert f"of {first.at(9).num_blocks} blocks in use at step 9, its last" in longer.svg()
+
+
+def test_a_run_with_nobody_left_has_ended():
+    def made(steps):
+        run = HandMade().submit("A", 4)
+        run.step({"A": 4}, ev.Admit("A", ""), ev.Alloc("A", 0, 0, (0,)), tokens="A").finish("A", 0)
+        for _ in range(steps):
+            run.step({})
+        return run.recording
+
+    view = RunComparison(made(0), made(2), names=("short", "long"))
+    assert view.divergence == (2, "short has ended, long goes on")
+    assert view.cursor == 2
+    assert "they part at step 2: short has ended, long goes on" in view.text()
 
 
 def test_branches_and_comparisons_are_taken(pair):
     branches = [SimpleNamespace(recording=run) for run in pair]
-    assert RunComparison(*branches).divergence[0] == divergence_of(*pair, NAMES)[0]
+    parted = RunComparison(*pair).divergence[0]
+    assert RunComparison(*branches).divergence[0] == parted
     three = SimpleNamespace(names=["a", "b", "c"], recordings=[pair[0], pair[0], pair[1]])
     assert RunComparison(three).divergence is None
     view = RunComparison(three, run=2)
-    assert (view.names, view.divergence[0]) == (["a", "c"], divergence_of(*pair, NAMES)[0])
+    assert (view.names, view.divergence[0]) == (["a", "c"], parted)
 
 
 def test_what_is_no_pair_is_named(pair, simulated_run):
@@ -162,3 +182,34 @@ def test_a_large_pool_is_drawn_in_layers(simulated_run):
     svg = small.svg(20)
     assert len(svg) < 400_000
     assert small.png(20).startswith(b"\x89PNG")
+
+
+def test_what_stands_for_a_block_or_a_request_says_so(pair):
+    view = RunComparison(*pair, names=NAMES)
+    view.cursor += 9
+    root = ET.fromstring(view.svg())
+    cells = [node for node in root.iter(f"{SVG}g") if node.get("data-blocks")]
+    held = [state.owners() for state in view.states()]
+    expected = [
+        (str(b), owners[b][0][0] if len(owners.get(b, ())) == 1 else None)
+        for owners, size in zip(held, (32, 22), strict=True)
+        for b in range(size)
+    ]
+    assert [(cell.get("data-blocks"), cell.get("data-rid")) for cell in cells] == expected
+    lines = [node for node in root.iter(f"{SVG}g") if node.get("data-rid") and not node.get("data-blocks")]
+    assert lines
+    for line in lines:
+        assert "".join(line.itertext()).startswith(f"{line.get('data-rid')}: wide: ")
+
+
+def test_what_is_saved_is_what_the_cursor_shows(simulated_run):
+    """Also after the page has moved it."""
+    pair = one(simulated_run, 0), one(simulated_run, 0, 22)
+    pytest.importorskip("anywidget", reason="anywidget is not installed (extra: view)")
+    view = RunComparison(*pair, names=NAMES)
+    first, parted = view._repr_mimebundle_(), view.cursor
+    view._front.set_state({"cursor": parted + 3})
+    moved = view._repr_mimebundle_()
+    assert moved["image/svg+xml"] == view.svg() == view.svg(parted + 3) != first["image/svg+xml"]
+    assert moved["text/plain"] == view.text() == view.text(parted + 3) != first["text/plain"]
+    assert moved["image/png"] != first["image/png"]

@@ -90,6 +90,18 @@ def test_holes_and_external_fragmentation(holes):
     )
 
 
+def test_stretches_say_whose_they_are_and_which_blocks(paged):
+    view = FragmentationLab([paged])
+    for state in (paged.at(9), paged.at(30)):
+        root = ET.fromstring(view.svg(state.step))
+        marked = [
+            (n.get("data-rid"), n.get("data-blocks")) for n in root.iter(f"{SVG}g") if n.get("data-rid")
+        ]
+        found = [(int(block_id), rid) for rid, ids in marked for block_id in ids.split()]
+        assert sorted(found) == sorted((b, owners[0][0]) for b, owners in state.owners().items())
+        assert found
+
+
 def test_moves_are_told_drawn_and_followed(holes):
     pairs = ((6, 0), (7, 1), (8, 2))
     holes.step({"B": 1}, ev.Move("B", 0, pairs, "D needs 8 blocks in a row"), tokens="B")
@@ -131,7 +143,7 @@ def test_paged_allocation_has_no_external_fragmentation(paged, holes):
     assert list(view.fragmentation) == ["first-fit", "first-fit (2)"]
     assert "paged: " in view.text()
     assert "no external fragmentation: any free block will do" in view.text()
-    assert view.text().count("(ended at step 2)") == 2
+    assert view.text().count("(at step 2, its last)") == 2
     assert view.last_step == paged.last_step
 
 
@@ -152,6 +164,19 @@ def test_a_full_pool_and_a_wide_one():
         "a twentieth of the pool is in use"
     )
     assert len(svg) < 60_000
+
+
+@pytest.mark.parametrize("num_blocks", [400, 1000, 4001])
+def test_a_full_column_fills_the_strip(num_blocks):
+    """More pieces than pixels: every second block is in use, but for the last fifth of the pool, which is full."""
+    ids = [*range(0, num_blocks * 4 // 5, 2), *range(num_blocks * 4 // 5, num_blocks)]
+    made = HandMade(num_blocks=num_blocks, block_size=1).submit("A", len(ids))
+    made.step({"A": len(ids)}, ev.Admit("A", ""), ev.Alloc("A", 0, 0, tuple(ids)))
+    root = ET.fromstring(FragmentationLab([made.recording]).svg(width=430))
+    tops = [float(n.get("y")) for n in root.iter(f"{SVG}rect") if n.get("class") == "pi-live"]
+    assert min(tops) == 0
+    assert tops[-40:] == [0] * 40
+    assert sum(top > 5 for top in tops) > 100 or num_blocks == 400
 
 
 def test_recordings_are_named_and_checked(paged):

@@ -192,3 +192,17 @@ def test_without_plotly_the_figure_says_what_to_install(simulated_run, monkeypat
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
     with pytest.raises(ConfigError, match=r'needs plotly; pip install "pagedinfer\[lab\]" brings it'):
         Latency(tight_run(simulated_run, 4)).plotly()
+
+
+def test_rows_say_which_request_they_stand_for(simulated_run):
+    view = Latency(tight_run(simulated_run, 2))
+    for step in (5, view.last_step):
+        marked = [node for node in ET.fromstring(view.svg(step)).iter(f"{SVG}g") if node.get("data-rid")]
+        rows = {life.rid: len(life.runs) for life in view.known(step)}
+        found = dict.fromkeys(rows, 0)
+        for node in marked:
+            titles = [title.text for title in node.iter(f"{SVG}title")]
+            assert all(title.startswith(f"{node.get('data-rid')} ") for title in titles)
+            found[node.get("data-rid")] += len(titles)
+        assert found == rows
+        assert len(marked) == 2 * len(rows)

@@ -3,6 +3,7 @@
 import random
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 
 import pytest
 from handmade import HandMade
@@ -83,11 +84,12 @@ def cache(request):
     return Cache(request.param)
 
 
-def test_the_fold_is_the_cache(cache):
+def test_the_fold_is_the_cache(cache, monkeypatch):
+    monkeypatch.setattr("pagedinfer.views.prefix_cache.KEPT_STEPS", 4)
     view = PrefixTree(cache.recording)
     assert any(isinstance(event, ev.Evict) for event in cache.recording.events)
     assert view.last_step == 30
-    for step in [*range(31), 7]:  # 7: going back
+    for step in [*range(31), 7, 29, 12, 30]:  # also going back
         prefixes = view.cache(step).prefixes
         assert {k: [p.parent, p.block_id, p.hits, p.used] for k, p in prefixes.items()} == cache.truth[step]
     hits = view.cache(-1)
@@ -102,6 +104,7 @@ def test_every_cell_says_what_the_cache_knows(cache, width):
         truth, in_use = cache.truth[step], cache.recording.at(step).ref_counts
         blocks = {entry[1]: (key, entry) for key, entry in truth.items()}
         seen = []
+        marked = Counter(ids for node in root.iter(f"{SVG}g") if (ids := node.get("data-blocks")))
         for title in [node.text for node in root.iter(f"{SVG}title")][1:]:
             names, first, last = re.match(r"blocks? (.*): tokens (\d+) to (\d+),", title).groups()
             ids = []
@@ -109,6 +112,7 @@ def test_every_cell_says_what_the_cache_knows(cache, width):
                 a, _, b = part.partition(" to ")
                 ids += range(int(a), int(b or a) + 1)
             seen += ids
+            assert marked.pop(" ".join(map(str, ids))) == 2, "the cell and its age"
             assert int(last) - int(first) + 1 == SIZE * len(ids)
             for i, block_id in enumerate(ids):
                 key, (_, _, hits, used) = blocks[block_id]

@@ -15,8 +15,8 @@ from pagedinfer.views.density import density_of, density_words
 from pagedinfer.views.film import film_of
 from pagedinfer.views.frame import Frame, Memory
 from pagedinfer.views.memory import memory_words
-from pagedinfer.views.png import block_map_png
 from pagedinfer.views.pool import Pool
+from pagedinfer.views.raster import png_of
 from pagedinfer.views.touched import Touched
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -162,7 +162,7 @@ def test_a_million_blocks_are_a_density_map(huge_pool):
     svg = picture_svg(recording, request="A", panes="blocks")
     assert len(svg) < 150_000
     assert any("mean 30 %" in text for text in texts(svg) if text)
-    assert len(block_map_png(recording)) < 5_000
+    assert len(png_of(svg)) < 20_000
 
 
 @pytest.mark.parametrize("num_blocks", [4096, 4097, 16_384])

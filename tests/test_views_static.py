@@ -1,22 +1,21 @@
 """Static pictures: the standard library alone, well-formed, repeatable, true to the numbers."""
 
+import base64
 import json
 import re
-import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-import zlib
 
 import pytest
 
 from pagedinfer.engine.request import Request
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, readable
 from pagedinfer.trace.recording import Recording, RecordingError
 from pagedinfer.views import (
     PANES,
+    Latency,
     StaticView,
-    block_map_png,
     block_map_svg,
     describe,
     export_html,
@@ -25,6 +24,7 @@ from pagedinfer.views import (
     timeline_svg,
 )
 from pagedinfer.views.film import film_of
+from pagedinfer.views.raster import png_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -103,44 +103,26 @@ def test_any_pool_size(simulated_run, blocks):
     assert len(svg) < 60_000 + 60 * blocks
 
 
-def png_pixels(data):
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
-    assert (depth, kind) == (8, 3)
-    at, pixels = 8, b""
-    while at < len(data):
-        size, name = struct.unpack(">I4s", data[at : at + 8])
-        assert (
-            zlib.crc32(data[at + 4 : at + 8 + size])
-            == struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0]
-        )
-        pixels += data[at + 8 : at + 8 + size] if name == b"IDAT" else b""
-        at += 12 + size
-    raw = zlib.decompress(pixels)
-    return [raw[y * (width + 1) + 1 : (y + 1) * (width + 1)] for y in range(height)]
-
-
-def test_png_shows_each_blocks_owner_and_fill(recording):
-    film, step = film_of(recording), 20
-    rows = png_pixels(block_map_png(recording, step))
-    blocks = film.frame(step).blocks(film.block_size)
-    w, h = len(rows[0]) // 8, len(rows) // 4
-    for block_id in range(32):
-        column = [rows[block_id // 8 * h + dy][block_id % 8 * w + 5] for dy in range(h - 1)]
-        if block := blocks.get(block_id):
-            colour = block.owners[0][0] % 8
-            assert set(column) <= {2 + colour, 10 + colour}
-            assert column.count(2 + colour) == round((h - 1) * block.fill / 16)
-        else:
-            assert set(column) == {1}
-    assert len(block_map_png(recording, step)) < 2_000
+def test_a_view_writes_all_its_files(recording, tmp_path):
+    view = StaticView(recording, panes=("blocks", "memory"), step=20, request="R9")
+    assert view.svg() == picture_svg(recording, 20, "R9", ("blocks", "memory"))
+    assert view.svg(21) == picture_svg(recording, 21, "R9", ("blocks", "memory")) != view.svg()
+    assert view.png() == png_of(view.svg()) == base64.b64decode(view._static()["image/png"])
+    assert view.png(21) == png_of(view.svg(21))
+    assert view.text(21).startswith("EngineView(blocks, memory): step 21")
+    page = view.html(tmp_path / "page.html", more=[Latency(recording)]).read_text()
+    assert page.count("<noscript><svg") == 2
+    assert '"panes": ["blocks", "memory"]' in page
+    assert '"cursor": 20, "selected": {"request": "R9"}' in page
+    with pytest.raises(RecordingError, match="No step 9999"):
+        view.png(9999)
 
 
 def test_static_views_show_the_same_without_a_widget(recording):
     view = StaticView(recording, panes=("blocks", "memory"), step=20, request="R9", why="because.")
-    bundle = view._repr_mimebundle_()
+    bundle, _ = view._repr_mimebundle_()
     assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}
-    assert bundle["image/svg+xml"] == picture_svg(recording, 20, "R9", ("blocks", "memory")) == view.to_svg()
+    assert bundle["image/svg+xml"] == picture_svg(recording, 20, "R9", ("blocks", "memory")) == view.svg()
     text = bundle["text/plain"]
     assert text.startswith(f"EngineView(blocks, memory): {describe(recording, 20)}\n")
     assert text.endswith("static: because.")
@@ -206,11 +188,11 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer import views
 recording = Recording.load(sys.argv[1])
 view = views.EngineView(recording, step=20, frames_per_second=5)
-bundle = view._repr_mimebundle_()
+bundle, _ = view._repr_mimebundle_()
 assert set(bundle) == {"image/svg+xml", "image/png", "text/plain"}, set(bundle)
 assert bundle["text/plain"].endswith('the live view needs anywidget; pip install "pagedinfer[view]" brings it.')
 for make in (views.block_map, views.batch_timeline, views.memory_chart):
-    assert make(recording)._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
+    assert make(recording)._repr_mimebundle_()[0]["image/svg+xml"].startswith("<svg")
 views.export_html(recording, sys.argv[2])
 loaded = {name.split(".")[0] for name in sys.modules} & Blocker.names
 assert not loaded, loaded
@@ -248,7 +230,7 @@ def test_ids_of_odd_characters_are_drawn_and_exported(rid, tmp_path, simulated_r
         ET.fromstring(draw(recording, 2, *([rid] if draw is picture_svg else [])).encode())
     page = export_html(recording, tmp_path / "a.html", title=rid, texts={rid: rid}, request=rid).read_bytes()
     assert "a" in page.decode()
-    assert json.loads(film_of(recording).encode().split(b"\n")[1])["new"][-1][0] == rid
+    assert json.loads(film_of(recording).encode().split(b"\n")[1])["new"][-1][0] == readable(rid)
 
 
 def test_numbers_out_of_their_range_are_named(recording, tmp_path):

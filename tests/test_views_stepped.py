@@ -10,11 +10,20 @@ import xml.etree.ElementTree as ET
 import zlib
 
 import pytest
+from made_taps import tapped_run
 
 from pagedinfer.errors import ConfigError
 from pagedinfer.sim.compare import compare
 from pagedinfer.trace.recording import Recording, RecordingError
-from pagedinfer.views import BatchComposition, FragmentationLab, Latency, PrefixTree, RunComparison
+from pagedinfer.views import (
+    AttentionView,
+    BatchComposition,
+    FragmentationLab,
+    Latency,
+    PrefixTree,
+    RunComparison,
+    SamplingView,
+)  # fmt: skip
 from pagedinfer.views.raster import png_of
 from pagedinfer.views.stepped import MAX_FRAMES, NARROW, WIDE
 from pagedinfer.views.svg import Drawing, document
@@ -26,6 +35,8 @@ MAKERS = {
     "lab": lambda a, b: FragmentationLab({"large pool": a, "small pool": b}),
     "prefix": lambda a, b: PrefixTree(a),
     "compare": lambda a, b: RunComparison(a, b),
+    "attention": lambda a, b: AttentionView(tapped_run()),
+    "sampling": lambda a, b: SamplingView(tapped_run()),
 }
 
 
@@ -97,7 +108,7 @@ def test_the_bundle_has_no_html_and_the_static_parts_repeat(make):
     assert bundle["image/svg+xml"] == make().svg()
     assert base64.b64decode(bundle["image/png"]) == view.png()
     assert bundle["text/plain"] == repr(make())
-    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == view._widget.model_id
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == view._front.model_id
     assert view._repr_mimebundle_() == bundle, "one widget, however often it is shown"
 
 
@@ -105,11 +116,11 @@ def test_the_widgets_cursor_is_the_views(make):
     pytest.importorskip("anywidget", reason="anywidget is not installed (extra: view)")
     view = make()
     view._repr_mimebundle_()
-    view._widget.cursor = 7  # as the browser does
+    view._front.cursor = 7  # as the browser does
     assert view.cursor == 7
     assert view.text() == view.text(7) != view.text(8)
     view.cursor = -1
-    assert view._widget.cursor == view.last_step
+    assert view._front.cursor == view.last_step
 
 
 def test_what_the_browser_gets_is_the_drawing(make):
@@ -120,7 +131,7 @@ def test_what_the_browser_gets_is_the_drawing(make):
     assert [size["width"] for size in data["sizes"]] == [WIDE, NARROW]
     for size in data["sizes"]:
         layers = {}
-        for step, (height, frame) in zip(data["steps"], size["frames"], strict=True):
+        for step, (height, frame, _) in zip(data["steps"], size["frames"], strict=True):
             layers = {i: layer or layers[i] for i, layer in enumerate(frame)}
             sheet = view.sheet(step, size["width"])
             assert [(y, [data["parts"][p] for p in parts]) for y, parts in layers.values()] == sheet.layers
@@ -139,7 +150,7 @@ def test_long_runs_are_shown_at_spaced_steps(simulated_run):
     assert {0, 333, view.last_step} <= set(frames)
     assert (
         json.loads(view.encode())["note"]
-        == f"{len(frames)} of {view.last_step + 1} steps are shown, evenly spaced."
+        == f"{len(frames)} of {view.last_step + 1} steps are held, evenly spaced."
     )
 
 

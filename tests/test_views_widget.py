@@ -63,7 +63,7 @@ def test_bundle_is_live_and_static_and_repeatable(simulated_run):
         "text/plain",
     }
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == view.model_id
-    assert bundle["image/svg+xml"] == picture_svg(recording, 12, "R2", view.panes) == view.to_svg()
+    assert bundle["image/svg+xml"] == picture_svg(recording, 12, "R2", view.panes) == view.svg()
     assert bundle["text/plain"] == repr(view) == repr(EngineView(recording, step=12))
     assert not view.live
 
@@ -216,7 +216,7 @@ def test_nb_04_async_steps_run_in_a_worker_and_messages_leave_on_the_loop(live):
     advance = view._advance
     view._advance = lambda: where["step"].add(threading.current_thread()) or advance()
     send = view._post
-    view._post = lambda *a: where["send"].add(threading.current_thread()) or send(*a)
+    view._post = lambda *a, **k: where["send"].add(threading.current_thread()) or send(*a, **k)
     asyncio.run(view.run_async(5))
     assert threading.main_thread() not in where["step"]
     assert where["send"] == {threading.main_thread()}

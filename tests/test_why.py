@@ -183,7 +183,7 @@ def test_what_would_have_helped_beside_forks_by_hand(seed):
 def test_candidates_of_ones_own():
     report = why(story(), "b", candidates=[{"num_blocks": 5}, {"max_num_seqs": 1, "block_size": 4}])
     assert [found.name for found in report.helps] == ["num_blocks=5", "max_num_seqs=1, block_size=4"]
-    with pytest.raises(ConfigError, match="No setting pool"):
+    with pytest.raises(ConfigError, match="EngineConfig has no option pool"):
         why(story(), "b", candidates=[{"pool": 5}])
 
 

@@ -25,7 +25,15 @@ from pagedinfer import Engine, EngineConfig, Session, compare, fork, why
 from pagedinfer.course import bundled_recording, check, hint, reveal
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.watch import parse
-from pagedinfer.views import EngineView, RunComparison, batch_timeline, block_map, describe, export_html
+from pagedinfer.views import (
+    EngineView,
+    Latency,
+    RunComparison,
+    batch_timeline,
+    block_map,
+    describe,
+    export_html,
+)
 
 recording = bundled_recording("eight_requests")
 EngineView(recording, step=recording.find("any preempted"))
@@ -124,6 +132,14 @@ print(describe(session.recording, step))
 # %% [markdown]
 # **Note:** `run(until="any preempted")` stops *after* the step. What you see at the stop is the state in which the preemption has happened; what led to it is one step further left.
 #
+# ## All views go together
+#
+# There are more views, each with a question of its own: where did a request's time go, what does the prefix cache hold, who sat in the batch? All views of one run show the same step and the same selection. Step in the one below, or click a request in it, and watch the one above; and past the last step, each of them steps the engine.
+
+# %% check
+Latency(session)
+
+# %% [markdown]
 # ## A predicate of your own
 #
 # Where the grammar ends, Python begins. A breakpoint may be a function of one event, or of the state and all events of a step. True stops, and so does a sentence, which is then the cause:

@@ -23,13 +23,16 @@ class Admission:
     def refusal(self, request: Request, room_for: int = 1) -> Exception | None:
         """The error for a request that can never be served, not under this id, or not while so many wait.
 
-        `room_for` counts it and those that come with it.
+        `room_for` counts it and those that come with it. Of such a group the first comes here, and the sentence names
+        the request as its caller does.
         """
         rid, prompt, config = request.request_id, request.num_prompt_tokens, self._config
         if rid in self._queues.requests:
             return DuplicateRequest(
                 f"Request {rid!r} is still live; wait for it, abort it, or use another id."
             )
+        if room_for > 1:
+            rid = rid.removesuffix(".0")
         if prompt < 1:
             return RequestError(f"Request {rid!r} has an empty prompt; give at least one token.")
         if request.max_tokens < 1:
@@ -52,8 +55,9 @@ class Admission:
             )
         waiting, limit = len(self._queues.waiting), config.max_num_waiting
         if limit is not None and waiting + room_for > limit:
+            many = f" with {room_for} outputs" if room_for > 1 else ""
             return QueueFull(
-                f"Request {rid!r}: {waiting} requests wait and max_num_waiting={limit}; try again later."
+                f"Request {rid!r}{many}: {waiting} requests wait and max_num_waiting={limit}; try again later."
             )
         return None
 

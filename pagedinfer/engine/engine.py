@@ -145,7 +145,7 @@ class Engine(PoolControl):
         """
         with self._lock:
             self._check_open()
-            wishes = RequestOptions.of({"priority": priority, **options})
+            wishes = RequestOptions(priority=priority, **options)
             vocab_size, has_logits = self.runner.vocab_size, getattr(self.runner, "has_logits", True)
             params = check_params(params, self._tokenizer, vocab_size, has_logits)
             text, token_ids = read_prompt(prompt, self._tokenizer, vocab_size)
@@ -260,6 +260,7 @@ class Engine(PoolControl):
         Raises:
             UnknownRequest: no live request has this id.
         """
+        check_text("request_id", request_id)
         with self._operations.run():
             if self.scheduler.is_changing:
                 self._operations.later(lambda: self._callers.deliver(self._give_up(request_id)))
@@ -280,10 +281,6 @@ class Engine(PoolControl):
         ]
         return updates
 
-    def is_live(self, request_id: str) -> bool:
-        """Whether a request, or a child of one, of this id has not ended."""
-        return request_id in self._callers.groups or request_id in self.scheduler.requests
-
     def has_unfinished(self) -> bool:
         """Whether a request is waiting or running, or an output has not been handed out yet."""
         return not self._closed and bool(self.scheduler.requests or self._callers.undelivered)
@@ -294,6 +291,7 @@ class Engine(PoolControl):
         Raises:
             RequestError: the request is not running, or a step is open.
         """
+        check_text("request_id", request_id)
         check_text("why", why)
         with self._operations.run():
             self.scheduler.preempt(request_id, why)

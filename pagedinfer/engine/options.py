@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from pagedinfer.checks import MAX_FLOAT, check_int, check_real, check_text
+from pagedinfer.checks import MAX_FLOAT, check_int, check_real, check_text, options_by_name
 from pagedinfer.engine.request import BACKGROUND, INTERACTIVE, Request
 from pagedinfer.errors import ConfigError
 from pagedinfer.memory.prefix import PINNED
@@ -16,6 +15,7 @@ __all__ = ["RequestOptions", "Retain"]
 CLASSES = {"interactive": INTERACTIVE, "background": BACKGROUND}
 
 
+@options_by_name
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retain:
     """A range of the prompt whose cached blocks stay longer than others, or less long.
@@ -49,6 +49,7 @@ class Retain:
         return self.start, num_prompt_tokens if self.end is None else self.end, priority, until
 
 
+@options_by_name
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestOptions:
     """Options of one request. Times are in the engine's clock: steps by default.
@@ -97,15 +98,3 @@ class RequestOptions:
         request.deadline = None if self.deadline is None else now + self.deadline
         request.expires = None if self.timeout is None else now + self.timeout
         request.retain = tuple(one.range(request.num_prompt_tokens, now) for one in self.retain)
-
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> RequestOptions:
-        """From keyword arguments.
-
-        Raises:
-            ConfigError: one is unknown, or out of range.
-        """
-        known = [f.name for f in fields(cls)]
-        if unknown := [name for name in options if name not in known]:
-            raise ConfigError(f"Unknown option {', '.join(unknown)}; a request takes {', '.join(known)}.")
-        return cls(**options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pagedinfer.errors import readable
+
 __all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
 
 
@@ -81,7 +83,7 @@ class RequestOutput:
 
     def __str__(self) -> str:
         texts = (f"{o.text!r} ({o.finish_reason or 'running'})" for o in self.outputs)
-        return f"{self.request_id}: {'; '.join(texts)}"
+        return readable(f"{self.request_id}: {'; '.join(texts)}")
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -94,4 +96,5 @@ class RequestOutput:
         head = "<tr><th>output</th><th>text</th><th>tokens</th><th>end</th></tr>"
         prompt = escape(self.prompt if self.prompt is not None else f"{len(self.prompt_token_ids)} token ids")
         error = f"<p>{escape(self.error)}</p>" if self.error else ""
-        return f"<table><caption>{escape(self.request_id)}: {prompt}</caption>{head}{rows}</table>{error}"
+        caption = f"<caption>{escape(self.request_id)}: {prompt}</caption>"
+        return readable(f"<table>{caption}{head}{rows}</table>{error}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pagedinfer.config import SamplingParams, TokenMask
-from pagedinfer.errors import RunnerError, count
+from pagedinfer.errors import RunnerError, count, readable
 from pagedinfer.memory.ops import BlockOp
 
 __all__ = ["BlockOp", "ScheduledRequest", "StepPlan", "StepResult", "TokenLogprobs", "TokenRules"]
@@ -198,7 +198,7 @@ class StepPlan:
         rows += [f"  {rid}: preempted" for rid in self.preempted]
         rows += [f"  {rid}: ends: {why}" for rid, why in self.exhausted.items()]
         rows += [f"  {rid}: waits: {why}" for rid, why in self.reasons.items()]
-        return "\n".join([head, *rows])
+        return readable("\n".join([head, *rows]))
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -209,7 +209,7 @@ class StepPlan:
         notes = [f"{rid} preempted" for rid in self.preempted]
         notes += [f"{rid} ends: {why}" for rid, why in self.exhausted.items()]
         notes += [f"{rid} waits: {why}" for rid, why in self.reasons.items()]
-        return (
+        return readable(
             f"<table><caption>Step {self.step}: {self.num_tokens} of {self.token_budget} tokens</caption>"
             "<thead><tr><th>request</th><th>work</th><th>tokens</th><th>new blocks</th></tr></thead>"
             f"<tbody>{rows}</tbody></table>" + "".join(f"<p>{escape(note)}</p>" for note in notes)

@@ -10,6 +10,7 @@ from typing import Any
 from pagedinfer.config import SamplingParams
 from pagedinfer.engine.look import RequestView
 from pagedinfer.engine.plan import TokenRules
+from pagedinfer.errors import readable
 from pagedinfer.memory.keys import BlockKey
 
 __all__ = ["BACKGROUND", "INTERACTIVE", "Request", "Status"]
@@ -157,7 +158,7 @@ class Request:
         }
 
     def __repr__(self) -> str:
-        return (
+        return readable(
             f"Request({self.request_id}, {self.status}, prompt {self.num_prompt_tokens}, output "
             f"{self.num_output_tokens} of {self.max_tokens}, computed {self.num_computed_tokens} of {self.num_tokens})"
         )
@@ -165,5 +166,8 @@ class Request:
     def _repr_html_(self) -> str:
         from html import escape
 
-        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self.state().items())
-        return f"<table><caption>Request {escape(self.request_id)}</caption><tbody>{rows}</tbody></table>"
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in self.state().items()
+        )
+        caption = f"<caption>Request {escape(self.request_id)}</caption>"
+        return readable(f"<table>{caption}<tbody>{rows}</tbody></table>")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pagedinfer.checks import check_text
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.callers import Callers
 from pagedinfer.engine.operations import Operations
@@ -48,12 +49,18 @@ class Watched:
     def _lock(self) -> Any:
         return self._operations.lock
 
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request, or a child of one, of this id has not ended."""
+        check_text("request_id", request_id)
+        return request_id in self._callers.groups or request_id in self.scheduler.requests
+
     def request(self, request_id: str) -> Request:
         """A live request, to look at.
 
         Raises:
             UnknownRequest: no live request has this id.
         """
+        check_text("request_id", request_id)
         if group := self._callers.groups.get(request_id):
             raise UnknownRequest(
                 f"Request {request_id!r} has several outputs, each a request: {', '.join(group.live)}."

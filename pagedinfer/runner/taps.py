@@ -54,6 +54,9 @@ class Tap:
         top: how many of the likeliest tokens become candidates.
         tokenizer: whose texts of tokens are kept beside the numbers; None: no text is kept.
 
+    Attributes:
+        recording: of the same run, where there is one; a view of the tap goes along with the views of it.
+
     Raises:
         ConfigError: nothing is asked for, or a number is out of range.
     """
@@ -86,6 +89,8 @@ class Tap:
         self.heads = None if heads is None else _numbers("heads", heads)
         self._steps, self._tokenizer = steps, tokenizer
         self._kept: dict[int, list[TapRecord]] = {}
+        self._total = 0
+        self.recording: Any = None
         self._runner: Tapped | None = None
 
     # -- on and off ---------------------------------------------------------------------------------------------
@@ -133,6 +138,15 @@ class Tap:
         """All records kept, in order of steps."""
         return [record for records in list(self._kept.values()) for record in records]
 
+    @property
+    def last_step(self) -> int:
+        """The newest step with a record; 0 where there is none."""
+        return max(self._kept, default=0)
+
+    def __len__(self) -> int:
+        """How many records it has ever kept, those forgotten since among them: it grows with every one."""
+        return self._total
+
     def last(self, request_id: str | None = None) -> TapRecord:
         """The newest record, of this request if one is named.
 
@@ -173,6 +187,7 @@ class Tap:
         if records:
             self._kept.pop(step, None)
             self._kept[step] = records
+            self._total += len(records)
             while len(self._kept) > self.keep:
                 del self._kept[next(iter(self._kept))]
 

@@ -8,7 +8,7 @@ from html import escape
 from itertools import zip_longest
 from typing import Any
 
-from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.errors import ConfigError, RecordingError, readable
 from pagedinfer.sim.divergence import Divergence, difference
 from pagedinfer.sim.fork import Branch
 from pagedinfer.sim.progress import Progress
@@ -37,7 +37,7 @@ class BlockDifference:
             " and ".join(f"{rid}, logical block {logical}" for rid, logical in held) or "free"
             for held in self.owners
         )
-        return f"block {self.block_id}: {first} | {second}"
+        return readable(f"block {self.block_id}: {first} | {second}")
 
 
 def compare(*runs: Recording | Branch, names: Sequence[str] | None = None) -> Comparison:
@@ -136,7 +136,7 @@ class Comparison:
         ]
 
     def __repr__(self) -> str:
-        return "\n".join([*self.sentences, _text(self.table)])
+        return readable("\n".join([*self.sentences, _text(self.table)]))
 
     def _repr_html_(self) -> str:
         table = self.table
@@ -146,7 +146,7 @@ class Comparison:
             for row in table.rows()
         )
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-        return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return readable(f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _names(runs: Sequence[Recording | Branch], names: Sequence[str] | None) -> list[str]:
@@ -251,7 +251,7 @@ class _Followed:
         """The numbers of the whole run, whatever has been looked at."""
         while self.next() is not None:
             pass
-        return _summary(self._recording, self._book.close())
+        return _summary(self._recording, self._book.read())
 
 
 def _partings(runs: Sequence[_Followed], names: Sequence[str]) -> list[Divergence | None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagedinfer.errors import readable
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.moments import Moment
 
@@ -21,7 +22,7 @@ class Divergence:
     names: tuple[str, str]
 
     def __str__(self) -> str:
-        return f"{self.names[0]} and {self.names[1]} part at step {self.step}: {self.sentence}"
+        return readable(f"{self.names[0]} and {self.names[1]} part at step {self.step}: {self.sentence}")
 
 
 Facts = Mapping[str, Any]

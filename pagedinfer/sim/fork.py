@@ -14,7 +14,7 @@ from typing import Any
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.policy import Policy
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, readable
 from pagedinfer.sim.player import MAX_STEPS, Inputs, Player
 from pagedinfer.sim.progress import Progress
 from pagedinfer.sim.rerun import Driver
@@ -57,10 +57,11 @@ class Branch:
         return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as recorded"
 
     def __repr__(self) -> str:
-        return f"Branch({self.name}: {self.way} {self.recording!r})"
+        return readable(f"Branch({self.name}: {self.way} {self.recording!r})")
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{escape(self.name)}</b>: {escape(self.way)}</p>{self.recording._repr_html_()}"
+        said = readable(f"<p><b>{escape(self.name)}</b>: {escape(self.way)}</p>")
+        return said + self.recording._repr_html_()
 
 
 def fork(
@@ -133,8 +134,6 @@ def changed_config(recording: Recording, changes: dict[str, Any]) -> EngineConfi
         raise RecordingError(
             f"This recording is a branch whose settings changed at step {made.get('step')}; fork the one it came from."
         )
-    if wrong := [name for name in changes if name not in known]:
-        raise ConfigError(f"No setting {', '.join(wrong)}; EngineConfig has {', '.join(sorted(known))}.")
     return EngineConfig(**{name: v for name, v in recording.config.items() if name in known} | changes)
 
 

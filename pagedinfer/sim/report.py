@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from pagedinfer.errors import count
+from pagedinfer.errors import count, readable
 from pagedinfer.sim.trials import Outcome
 from pagedinfer.trace.metrics import Life
 from pagedinfer.trace.phases import Phases
@@ -157,7 +157,7 @@ class Report:
     @property
     def sentences(self) -> list[str]:
         """The report, a sentence or two for each finding."""
-        return list(_sentences(self))
+        return [readable(sentence) for sentence in _sentences(self)]
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pagedinfer.engine.plan import BlockOp, ScheduledRequest, StepPlan, StepResult
 from pagedinfer.engine.protocols import Runner
+from pagedinfer.errors import readable
 from pagedinfer.sim.simulated import SimulatedRunner, TokenRule
 
 __all__ = ["Content", "ShadowFault", "ShadowMemory", "ShadowRunner"]
@@ -43,7 +44,7 @@ class Content(NamedTuple):
     step: int
 
     def __str__(self) -> str:
-        return f"token {self.position} of {self.request_id}, written in step {self.step}"
+        return readable(f"token {self.position} of {self.request_id}, written in step {self.step}")
 
 
 Block: TypeAlias = list[Content | None]

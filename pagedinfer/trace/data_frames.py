@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, readable
 
 __all__ = ["arrow_table", "column_types", "csv_text", "pandas_frame", "polars_frame"]
 
@@ -50,7 +50,10 @@ def column_types(columns: Columns, declared: Types) -> dict[str, type]:
 
 
 def _values(values: Sequence[Any], kind: type) -> list[Any]:
-    return [None if value is None else kind(value) for value in values]
+    """As the column's type has them; text is UTF-8 in all of these tools."""
+    return [
+        None if value is None else readable(str(value)) if kind is str else kind(value) for value in values
+    ]
 
 
 def pandas_frame(columns: Columns, types: Types) -> Any:

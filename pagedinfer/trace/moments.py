@@ -62,6 +62,11 @@ class Follower:
         self._next = 0  # index of the first event not seen
         self._plans: dict[int, ev.Step] = {}  # open ones, by step
 
+    @property
+    def num_read(self) -> int:
+        """Events taken in so far."""
+        return self._next
+
     def catch_up(self, *, rest: bool = False) -> Iterator[Moment]:
         """The moments since the last call, each as it is reached. Between steps only.
 

@@ -102,23 +102,22 @@ class Phases:
 class PhaseBook:
     """The phases of all requests, written moment by moment. O(what happens): those that only wait cost nothing.
 
-    Attributes:
-        everyone: every request that was submitted so far, in order of submission.
+    Args:
+        ledger: that of the follower whose moments come.
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        """`ledger` is that of the follower whose moments come."""
-        self.everyone: list[Phases] = []
+        self._everyone: list[Phases] = []
         self._ledger = ledger
         self._live: dict[str, Phases] = {}
         self._step = 0
 
     def add(self, moment: Moment) -> None:
         """Write down the step that `moment` ends."""
-        for life in self._ledger.lives[len(self.everyone) :]:
+        for life in self._ledger.lives[len(self._everyone) :]:
             self._end(life.rid)  # the id's life before, where it ended since the last step
             self._live[life.rid] = one = Phases(life)
-            self.everyone.append(one)
+            self._everyone.append(one)
         tokens: dict[str, int] = {}
         for event in moment.events:
             if isinstance(event, ev.Admit | ev.Resume | ev.Preempt):
@@ -142,12 +141,12 @@ class PhaseBook:
             one.rest(one.life.steps.finished)
             del self._live[rid]
 
-    def close(self) -> list[Phases]:
-        """Those that live yet have waited to the last step. Returns everyone."""
+    def read(self) -> list[Phases]:
+        """Everyone up to the newest step, in order of submission. More may be added afterwards."""
         for one in self._live.values():
             ended = one.life.steps.finished
             one.rest(self._step if ended is None else min(ended, self._step))
-        return self.everyone
+        return self._everyone
 
 
 def phases(recording: Recording) -> list[Phases]:
@@ -156,4 +155,4 @@ def phases(recording: Recording) -> list[Phases]:
     book = PhaseBook(follower.ledger)
     for moment in follower.catch_up(rest=True):
         book.add(moment)
-    return book.close()
+    return book.read()

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.errors import ConfigError, RecordingError, readable
 from pagedinfer.trace.breakpoints import hits
 from pagedinfer.trace.events import (
     SCHEMA,
@@ -267,7 +267,7 @@ class Recording:
 
     def _repr_html_(self) -> str:
         config = ", ".join(f"{name}={value}" for name, value in self.config.items())
-        return f"<p>{escape(f'{self!r}; {config}')}</p>{self.requests._repr_html_()}"
+        return f"<p>{escape(readable(f'{self!r}; {config}'))}</p>{self.requests._repr_html_()}"
 
 
 def _write(path: str | PathLike[str], data: bytes) -> Path:

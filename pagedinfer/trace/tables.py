@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pagedinfer.errors import readable
 from pagedinfer.trace import data_frames
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import Life, kept_events, lives
@@ -102,7 +103,7 @@ class Table(Mapping[str, list[Any]]):
         widths = [max(len(row[i]) for row in shown) for i in range(len(self._columns))]
         lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in shown]
         hidden = len(rows) - MAX_SHOWN_ROWS
-        return "\n".join(lines + ([f"... {hidden} more rows"] if hidden > 0 else []))
+        return readable("\n".join(lines + ([f"... {hidden} more rows"] if hidden > 0 else [])))
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(name)}</th>" for name in self._columns)
@@ -113,7 +114,7 @@ class Table(Mapping[str, list[Any]]):
         )
         hidden = len(rows) - MAX_SHOWN_ROWS
         note = f"<p>{hidden} more rows</p>" if hidden > 0 else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+        return readable(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}")
 
 
 def _cell(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pagedinfer.errors import WatchError, describe_error
+from pagedinfer.errors import WatchError, describe_error, readable
 from pagedinfer.trace.conditions import Condition, Matches
 from pagedinfer.trace.grammar import parse_condition
 from pagedinfer.trace.moments import Moment
@@ -52,7 +52,7 @@ class Watch:
         return Watch(self.condition.fresh())
 
     def __str__(self) -> str:
-        return str(self.condition)
+        return readable(str(self.condition))
 
     def __repr__(self) -> str:
         return f"Watch({str(self)!r})"
@@ -67,7 +67,7 @@ class Stop:
     watch: Watch
 
     def __str__(self) -> str:
-        return f"stopped at step {self.step}: {self.cause}"
+        return readable(f"stopped at step {self.step}: {self.cause}")
 
 
 def parse(text: str) -> Watch:

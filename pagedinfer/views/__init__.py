@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pagedinfer.checks import check_names
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.views.attention import AttentionView, attention_svg
@@ -24,7 +25,6 @@ from pagedinfer.views.latency import Latency
 from pagedinfer.views.memory import memory_svg
 from pagedinfer.views.panels import details_svg, queues_svg
 from pagedinfer.views.picture import PANES, describe, picture_svg
-from pagedinfer.views.png import block_map_png
 from pagedinfer.views.prefix_tree import PrefixTree
 from pagedinfer.views.sampling import SamplingView, sampling_svg
 from pagedinfer.views.static_view import StaticView
@@ -51,7 +51,6 @@ __all__ = [
     "attention_svg",
     "batch_timeline",
     "block_map",
-    "block_map_png",
     "block_map_svg",
     "budget_svg",
     "chains_svg",
@@ -77,6 +76,8 @@ WIDGET_PACKAGES = ("anywidget", "ipywidgets", "traitlets")
 LIVE_ONLY = ("frames_per_second", "watch", "stops")
 """Options that the other tiers have no use for."""
 
+OPTIONS = ("panes", "step", "request", "title", *LIVE_ONLY)
+
 
 def EngineView(
     recording: Recording, advance: Callable[[], bool] | None = None, tier: str | None = None, **options: Any
@@ -91,13 +92,14 @@ def EngineView(
             `pagedinfer.views.widget.EngineView`.
 
     Raises:
-        ConfigError: no such tier, or no recording.
+        ConfigError: no such tier, no recording, or a value that does not fit. UnknownOption: no such option.
         ModuleNotFoundError: the tier asked for needs a package that is not installed.
     """
     if tier not in (None, *TIERS):
         raise ConfigError(
             f"tier={tier!r}: it must be one of {', '.join(TIERS)}, or None to choose by itself."
         )
+    check_names("EngineView", options, OPTIONS)
     recording, why = recording_of(recording), ""
     for name in TIERS if tier is None else (tier,):
         if name != "anywidget":

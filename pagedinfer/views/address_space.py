@@ -87,9 +87,9 @@ def is_contiguous(recording: Recording) -> bool:
     return bool(recording.config.get("allocator", "paged") != "paged")
 
 
-def layout_of(recording: Recording, step: int) -> Layout:
-    """The address space of a recording at the end of a step."""
-    state = recording.at(step)
+def layout_of(recording: Recording, step: int, state: State | None = None) -> Layout:
+    """The address space of a recording at the end of a step; `state` is that step's, where somebody has it."""
+    state = state or recording.at(step)
     moves, causes = [], []
     for event in recording.step_events(step) if not state.last.cancelled else ():
         if isinstance(event, Move):

@@ -3,243 +3,250 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pagedinfer.errors import ConfigError, count
 from pagedinfer.trace.tap_records import LayerAttention, TapRecord
-from pagedinfer.views.svg import Drawing, fit, legend, number, path, rect, text, translate
-from pagedinfer.views.tap_view import HATCH, WIDTH, TapView, bars_png, percent, quoted
+from pagedinfer.views.look import Look
+from pagedinfer.views.marks import SMALL, hatched
+from pagedinfer.views.stepped import Sheet
+from pagedinfer.views.svg import number, path, rect, text, translate
+from pagedinfer.views.tap_view import (
+    NARROWEST_WIDE,
+    TapView,
+    cut,
+    legend_rows,
+    percent,
+    titled,
+)  # fmt: skip
 
 __all__ = ["AttentionView", "attention_svg"]
 
-MAX_ROWS = 16
-"""Blocks with a row of their own, those with the largest shares; neighbours among the others share one."""
-MAX_HEADS = 16
-MAX_COLUMNS = 96
-"""Columns of the strips of heads; where there are more blocks, a column stands for several neighbours."""
-LINE = 22
-LOGICAL, PHYSICAL, LEFT = 62, 130, 148
-BAR = 220
+MIN_COLUMN = 6
+"""Pixels of a strip's column at least; where there are more blocks, a column stands for several neighbours."""
 STRIP = 26
-SMALL, NUM = "pi-muted pi-small", "pi-ink pi-num"
+NUM = "pi-ink pi-num"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where things stand at a width: right ends of the numbers, the bars, the text of tokens."""
+
+    logical: int
+    physical: int
+    left: int
+    bar: float
+    line: int
+    under: bool
+    """Whether the tokens' text stands under the bar."""
+
+    @classmethod
+    def at(cls, width: int, has_text: bool) -> _Place:
+        """The places at a width."""
+        if width >= NARROWEST_WIDE:
+            return cls(62, 130, 148, 220, 22, False)
+        return cls(50, 112, 122, width - 122 - 64, 38 if has_text else 22, True)
 
 
 class AttentionView(TapView):
-    """Attention mass per block of one layer; one head, or the mean of those that were kept.
+    """Attention mass per block of one layer at each step; one head, or the mean of those that were kept.
 
     Args:
-        record: what a tap kept.
+        given: a tap, which may go on keeping, a record, or records in a sequence.
         layer: the layer's number; None: the last one kept.
         head: the query head's number; None: the mean.
+        request: whose records; None: of the selected request where it has any, else of the first one in the step,
+            by id.
+        step: the step to open at. A step without a record shows the newest one before.
 
     Raises:
-        ConfigError: the record has no attention, or not of this layer or head.
+        ConfigError: no record has attention, or not of this layer, head or request.
     """
 
-    title = "Attention over blocks"
+    name = "Attention over blocks"
 
-    def __init__(self, record: TapRecord, layer: int | None = None, head: int | None = None) -> None:
-        super().__init__(record)
+    def __init__(
+        self,
+        given: Any,
+        layer: int | None = None,
+        head: int | None = None,
+        *,
+        request: str | None = None,
+        step: int = -1,
+        title: str = "Attention over blocks",
+    ) -> None:
+        self.layer, self.head = layer, head
+        super().__init__(given, request, step, title)
+
+    def _check(self, records: Sequence[TapRecord]) -> None:
+        lacks = [self._lack(record) for record in records]
+        if all(lacks):
+            raise ConfigError(f"{lacks[-1]}.")
+
+    def _lack(self, record: TapRecord) -> str:
         if not record.attention:
-            raise ConfigError(
-                "This record holds no attention; tap with attention=True and layers of the model."
-            )
-        layers = {each.layer: each for each in record.attention}
-        if layer is not None and layer not in layers:
-            raise ConfigError(f"layer={layer!r}: this record has {', '.join(map(str, layers))}.")
-        self.layer: LayerAttention = record.attention[-1] if layer is None else layers[layer]
-        if head is not None and head not in self.layer.heads:
-            raise ConfigError(f"head={head!r}: this record has {', '.join(map(str, self.layer.heads))}.")
-        self.head = head
-        heads = self.layer.heads
-        self.shares = self.layer.mean() if head is None else self.layer.mass[heads.index(head)]
+            return "This record holds no attention; tap with attention=True and layers of the model"
+        layers = [each.layer for each in record.attention]
+        if self.layer is not None and self.layer not in layers:
+            return f"layer={self.layer!r}: this record has {', '.join(map(str, layers))}"
+        heads = self._layer_of(record).heads
+        if self.head is not None and self.head not in heads:
+            return f"head={self.head!r}: this record has {', '.join(map(str, heads))}"
+        return ""
 
-    # -- in words -----------------------------------------------------------------------------------------------
+    def _layer_of(self, record: TapRecord) -> LayerAttention:
+        return next(each for each in reversed(record.attention) if self.layer in (None, each.layer))
 
-    @property
-    def which(self) -> str:
-        """Whose attention: request, step, layer, head."""
-        heads = len(self.layer.heads)
-        head = f"head {self.head}" if self.head is not None else f"mean of {count(heads, 'head')}"
-        return f"{self.record.request_id}, step {self.record.step}, layer {self.layer.layer}, {head}"
+    def _look(self, record: TapRecord) -> Look:
+        return Look(record, self._layer_of(record), self.head)
 
-    @property
-    def what(self) -> str:
-        """What the newest token sees."""
-        position, first = self.record.position, self.layer.first
-        blocks = len(self.shares) - first // self.record.block_size
-        seen = f"{count(position + 1 - first, 'token')} in {count(blocks, 'block')}"
-        window = f" (window of {self.layer.window})" if self.layer.window is not None else ""
-        return f"the newest token, at position {position}, looks at {seen}{window}"
-
-    def text(self) -> str:
-        """The shares of every block that has a row in the picture, in per cent."""
-        out = [f"AttentionView({self.which}): {self.what}; shares of its attention"]
-        for span in self._rows():
-            words = self._words(span)
-            out.append(f"  {self._name(span)}: {self._share(span)}{f'  {words}' if words else ''}")
-        return "\n".join(out)
-
-    def _rows(self) -> list[range]:
-        """Runs of logical blocks, in order: blocks with large shares alone, neighbours between them together."""
-        last = len(self.shares) - 1
-        order = sorted(range(last + 1), key=lambda i: (i != last, -self.shares[i], i))
-        alone, gone = set(order[:MAX_ROWS]), self.layer.first // self.record.block_size
-        rows: list[range] = []
-        for i in range(last + 1):
-            joins = rows and i not in alone and rows[-1][-1] not in alone and i != gone
-            if joins:
-                rows[-1] = range(rows[-1].start, i + 1)
-            else:
-                rows.append(range(i, i + 1))
-        return rows
-
-    def _is_gone(self, span: range) -> bool:
-        return span.stop * self.record.block_size <= self.layer.first
-
-    def _share(self, span: range) -> str:
-        return "outside the window" if self._is_gone(span) else percent(sum(self.shares[i] for i in span))
-
-    def _name(self, span: range) -> str:
-        if len(span) > 1:
-            return f"logical {span.start} to {span.stop - 1}, {len(span)} blocks"
-        return f"logical {span.start}, block {_physical(self.layer.block_table[span.start])}"
-
-    def _words(self, span: range) -> str:
-        """The text of the span's tokens, where there is any; of several blocks only its beginning."""
-        size, tokens = self.record.block_size, self.record.tokens
-        return quoted("".join(tokens[span.start * size : (span.start + 1) * size])) if tokens else ""
+    def _words(self, record: TapRecord) -> str:
+        return self._look(record).words
 
     # -- drawn --------------------------------------------------------------------------------------------------
 
-    def draw(self) -> Drawing:
+    def _draw(self, sheet: Sheet, record: TapRecord) -> None:
         """The block table with a bar per block; below, each head's own strip."""
-        out = [f"<defs>{HATCH}</defs>", text(0, 12, f"{self.title}: {self.which}", "pi-ink pi-h")]
-        out += [text(0, 31, fit(f"{self.what[0].upper()}{self.what[1:]}.", WIDTH), "pi-muted")]
-        out += [text(LOGICAL, 58, "logical", SMALL, "end"), text(PHYSICAL, 58, "physical", SMALL, "end")]
-        out.append(text(LEFT, 58, "share of attention, %", SMALL))
-        if self.record.tokens:
-            out.append(text(LEFT + BAR + 74, 58, "tokens", SMALL))
-        y = 78
-        most = max(self.shares)
-        for span in self._rows():
-            out.append(translate(0, y, self._row(span, most)))
-            y += LINE
-        y += 4
-        out.append(translate(LEFT, y, _legend()))
-        strips = self._strips()
-        out.append(translate(0, y + 34, strips.body))
-        top = max(range(len(self.shares)), key=self.shares.__getitem__)
-        where = f"{self._name(range(top, top + 1))}, {percent(self.shares[top])}"
-        words = f"{self.which}: {self.what}; most goes to {where}."
-        return Drawing("".join(out), WIDTH, y + 34 + strips.height, words)
-
-    def _row(self, span: range, most: float) -> str:
-        share, last = sum(self.shares[i] for i in span), len(self.shares) - 1
-        many, gone = len(span) > 1, self._is_gone(span)
-        logical = f"{span.start}–{span.stop - 1}" if many else str(span.start)
-        physical = f"{len(span)} blocks" if many else _physical(self.layer.block_table[span.start])
-        out = [text(LOGICAL, 0, logical, NUM, "end"), text(PHYSICAL, 0, physical, NUM, "end")]
-        out.append(rect("pi-free", LEFT, -10, BAR, 13, 2))
-        if gone:
-            out += [rect("", LEFT, -10, BAR, 13, 2, 'fill="url(#pi-gone)"')]
-            out.append(text(LEFT + BAR + 8, 0, "not seen", "pi-muted pi-small"))
-        else:
-            if many:
-                out.append(text(LEFT + 6, 0, "together", "pi-muted pi-small"))
-            else:
-                out.append(rect("pi-live", LEFT, -10, BAR * share / most, 13, 2))
-            out.append(text(LEFT + BAR + 62, 0, percent(share), NUM, "end"))
-        if last in span:
-            out.append(path("pi-ink pi-s-page", f"M{LEFT + BAR - 7} -10h7v7z", 'stroke-width=".8"'))
-        if words := self._words(span):
-            out.append(text(LEFT + BAR + 74, 0, fit(words, WIDTH - LEFT - BAR - 74), "pi-muted"))
-        return "".join(out)
-
-    def _strips(self) -> Drawing:
-        """A strip per head: its bars rise over the logical blocks, all heads to the same scale."""
-        heads = self._heads()
-        columns, each = self._columns(heads)
-        wide = (WIDTH - LEFT - 160) / len(columns[0])
-        wide = min(wide, 40.0)
-        size = f", {each} blocks a column" if each > 1 else ""
-        full = max(map(max, columns))
-        caption = f"By head: share of attention over logical blocks{size}; a full bar is {percent(full)}"
-        out = [text(0, 12, caption, "pi-muted")]
-        y = 24
-        for head, shares in zip(heads, columns, strict=True):
-            strong = head == self.head
-            if strong:
-                out.append(rect("pi-accent", 0, y, 4, STRIP - 4, 1))
-            out.append(text(PHYSICAL, y + 15, f"head {head}", NUM + " pi-strong" * strong, "end"))
-            out.append(rect("pi-free", LEFT, y, wide * len(shares), STRIP - 4))
-            out.append(
-                path(
-                    "pi-accent" if strong else "pi-live",
-                    _bars(shares, wide, y + STRIP - 4, (STRIP - 4) / full),
-                )
+        look = self._look(record)
+        sheet.notes = [look.note(span) for span in look.rows]
+        tops = (
+            f"head {head} logical {i} ({percent(most)})"
+            for head in look.layer.heads
+            for i, most in [look.top(head)]
+        )
+        sheet.notes.append(f"most of each head: {', '.join(tops)}")
+        place, has_text = _Place.at(sheet.width, bool(record.tokens)), bool(record.tokens)
+        names = [
+            text(place.logical, 12, "logical", SMALL, "end"),
+            text(place.physical, 12, "physical", SMALL, "end"),
+        ]
+        beside = has_text and not place.under
+        also = ", over the tokens' text" if has_text and place.under else ""
+        names.append(text(place.left, 12, f"share of attention, %{also}", SMALL))
+        sheet.add(names + [text(place.left + place.bar + 74, 12, "tokens", SMALL)] * beside, 32)
+        top, most = sheet.height, max(look.shares)
+        rows = [
+            (
+                translate(0, i * place.line, _still(look, span, place, sheet.width)),
+                translate(0, i * place.line, _bar(look, span, place, most)),
             )
-            own = self.layer.mass[self.layer.heads.index(head)]
-            top = max(range(len(own)), key=own.__getitem__)
-            most = f"logical {top}: {percent(own[top])}"
-            out.append(text(LEFT + wide * len(shares) + 10, y + 15, most, SMALL + " pi-num"))
-            y += STRIP
-        out += _axis(len(self.shares), each, wide, y + 10)
-        if (hidden := len(self.layer.heads) - len(heads)) > 0:
-            out.append(text(LEFT, y + 28, f"and {count(hidden, 'more head')}", SMALL))
-        return Drawing("".join(out), WIDTH, y + (32 if hidden > 0 else 14), "")
-
-    def _heads(self) -> list[int]:
-        shown = list(self.layer.heads[:MAX_HEADS])
-        return shown if self.head is None or self.head in shown else [*shown[:-1], self.head]
-
-    def _columns(self, heads: Sequence[int]) -> tuple[list[list[float]], int]:
-        """Per head its shares by column, and how many blocks a column stands for."""
-        each = -(-len(self.shares) // MAX_COLUMNS)
-        rows = [self.layer.mass[self.layer.heads.index(head)] for head in heads]
-        return [[sum(row[i : i + each]) for i in range(0, len(row), each)] for row in rows], each
-
-    def png(self) -> bytes:
-        """The strips of the heads, without labels."""
-        heads = self._heads()
-        columns, each = self._columns(heads)
-        gone = self.layer.first // self.record.block_size // each
-        full = max(map(max, columns))
-        rows = [[None] * gone + [share / full for share in shares[gone:]] for shares in columns]
-        marked = heads.index(self.head) if self.head is not None else -1
-        return bars_png(rows, (max(4, min(40, 560 // len(columns[0]))), 30), marked)
+            for i, span in enumerate(look.rows)
+        ]
+        sheet.add([still for still, _ in rows], len(rows) * place.line)
+        sheet.over(top, [bar for _, bar in rows])
+        legend, tall = legend_rows(_MARKS, sheet.width - place.left * beside)
+        sheet.add([translate(place.left * beside, 0, "".join(legend))], tall + 16)
+        _strips(sheet, look, place)
 
 
-def _physical(block_id: int) -> str:
-    return str(block_id) if block_id >= 0 else "freed"
+def _still(look: Look, span: range, place: _Place, width: int) -> str:
+    """A row without its share: the same at the next step."""
+    many = len(span) > 1
+    logical = f"{span.start}–{span.stop - 1}" if many else str(span.start)
+    small = " pi-small" if many and place.under else ""
+    out = [
+        text(place.logical, 0, logical, NUM + small, "end"),
+        text(place.physical, 0, look.physical(span), NUM + small, "end"),
+    ]
+    out.append(rect("pi-free", place.left, -10, place.bar, 13, 2))
+    if words := look.text(span):
+        x, y, size = (place.left, 17, 11) if place.under else (place.left + place.bar + 74, 0, 12)
+        out.append(text(x, y, cut(words, width - x, size), "pi-muted" + " pi-small" * place.under))
+    about = look.name(span) + (f": {words}" if words else "")
+    return titled(about, "".join(out), look.ids(span))
 
 
-def _bars(shares: Sequence[float], wide: float, base: float, tall: float) -> str:
-    gap = 1.0 if wide >= 4 else 0.0
-    return "".join(
-        f"M{number(LEFT + i * wide)} {number(base)}v-{number(tall * share)}h{number(wide - gap)}V{number(base)}z"
-        for i, share in enumerate(shares)
-        if share > 0
-    )
+def _bar(look: Look, span: range, place: _Place, most: float) -> str:
+    """A row's share."""
+    share, out = sum(look.shares[i] for i in span), []
+    if look.is_gone(span):
+        out.append(hatched("idle", place.left, -10, place.bar, 13))
+        out.append(text(place.left + place.bar + 62, 0, "not seen", SMALL, "end"))
+    else:
+        if len(span) > 1:
+            out.append(text(place.left + 6, 0, "together", SMALL))
+        else:
+            out.append(rect("pi-live", place.left, -10, place.bar * share / most, 13, 2))
+        out.append(text(place.left + place.bar + 62, 0, percent(share), NUM, "end"))
+    if look.last in span:
+        x = place.left + place.bar - 7
+        out.append(path("pi-ink pi-s-page", f"M{number(x)} -10h7v7z", 'stroke-width=".8"'))
+    return titled(f"{look.name(span)}: {look.share(span)}", "".join(out), look.ids(span))
 
 
-def _axis(blocks: int, each: int, wide: float, y: float) -> list[str]:
+_BOX = (0, 0, 14, 12)
+_MARKS = [
+    ("share of attention (longest bar: the largest share)", rect("pi-live", *_BOX, 2)),
+    ("holds the newest token", rect("pi-free", *_BOX, 2) + path("pi-ink pi-s-page", "M8 0h6v6z")),
+    ("outside the window", rect("pi-free", *_BOX, 2) + hatched("idle", *_BOX)),
+]
+
+
+def _strips(sheet: Sheet, look: Look, place: _Place) -> None:
+    """A strip per head: its bars rise over the logical blocks, all heads to the same scale."""
+    heads, left = look.shown_heads(), 64 if place.under else place.left
+    room, blocks = sheet.width - left - (106 if place.under else 160), look.last + 1
+    each = -(-blocks // int(room / MIN_COLUMN))
+    spans = [range(i, min(i + each, blocks)) for i in range(0, blocks, each)]
+    wide = min(room / len(spans), 40.0)
+    mass = [look.layer.mass[look.layer.heads.index(head)] for head in heads]
+    full = max(sum(row[span.start : span.stop]) for row in mass for span in spans)
+    size = f", {each} blocks a column" if each > 1 else ""
+    caption = ["By head: share of attention over logical blocks", f"{size}; a full bar is {percent(full)}"]
+    lines = [caption[0] + caption[1]] if not place.under else [caption[0], caption[1].lstrip(",; ")]
+    sheet.add([text(0, 12 + 16 * i, line, "pi-muted") for i, line in enumerate(lines)], 8 + 16 * len(lines))
+    top, still, tops = sheet.height, [], []
+    for i, head in enumerate(heads):
+        strong = head == look.head
+        still += [rect("pi-accent", 0, i * STRIP, 4, STRIP - 4, 1)] * strong
+        still.append(text(left - 12, i * STRIP + 15, f"head {head}", NUM + " pi-strong" * strong, "end"))
+        still.append(rect("pi-free", left, i * STRIP, wide * len(spans), STRIP - 4))
+        where, most = look.top(head)
+        words = f"logical {where}: {percent(most)}"
+        tops.append(text(left + wide * len(spans) + 8, i * STRIP + 15, words, f"{SMALL} pi-num"))
+    sheet.add(still, len(heads) * STRIP)
+    columns = [
+        _column(look, span, heads, mass, (left + i * wide, wide, full)) for i, span in enumerate(spans)
+    ]
+    sheet.over(top, columns)
+    sheet.over(top, tops)
+    sheet.add(_axis(blocks, each, left, wide), 16)
+    if (hidden := len(look.layer.heads) - len(heads)) > 0:
+        sheet.add([text(left, 14, f"and {count(hidden, 'more head')}", SMALL)], 18)
+
+
+def _column(
+    look: Look,
+    span: range,
+    heads: Sequence[int],
+    mass: Sequence[Sequence[float]],
+    scale: tuple[float, float, float],
+) -> str:
+    """A column of all strips: x, width and the share of a full bar are in `scale`."""
+    x, wide, full = scale
+    plain, strong, said = "", "", []
+    for i, (head, row) in enumerate(zip(heads, mass, strict=True)):
+        share = sum(row[span.start : span.stop])
+        said.append(f"head {head} {percent(share)}")
+        if share > 0:
+            tall = (STRIP - 4) * share / full
+            bar = f"M{number(x)} {(i + 1) * STRIP - 4}v-{number(tall)}h{number(wide - 1)}v{number(tall)}z"
+            plain, strong = (plain, strong + bar) if head == look.head else (plain + bar, strong)
+    body = rect("", x, 0, wide, len(heads) * STRIP, 0, 'fill="none" pointer-events="all"')
+    body += path("pi-live", plain) if plain else ""
+    body += path("pi-accent", strong) if strong else ""
+    return titled(f"{look.name(span)}: {', '.join(said)}", body, look.ids(span))
+
+
+def _axis(blocks: int, each: int, left: float, wide: float) -> list[str]:
     every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if n * wide / each >= 26)
     return [
-        text(LEFT + (i // each + 0.5) * wide, y, str(i), SMALL + " pi-num", "middle")
+        text(left + (i // each + 0.5) * wide, 10, str(i), f"{SMALL} pi-num", "middle")
         for i in range(0, blocks, every)
     ]
 
 
-def _legend() -> str:
-    box = rect("pi-free", 0, -10, 14, 12, 2)
-    newest = box + path("pi-ink pi-s-page", "M8 -10h6v6z")
-    gone = box + rect("", 0, -10, 14, 12, 2, 'fill="url(#pi-gone)"')
-    return legend([
-        ("share of attention (longest bar: the largest share)", rect("pi-live", 0, -10, 14, 12, 2)),
-        ("holds the newest token", newest), ("outside the window", gone),
-    ])  # fmt: skip
-
-
-def attention_svg(record: TapRecord, layer: int | None = None, head: int | None = None) -> str:
+def attention_svg(record: Any, layer: int | None = None, head: int | None = None) -> str:
     """Attention over blocks as an SVG file; see `AttentionView`."""
     return AttentionView(record, layer, head).svg()

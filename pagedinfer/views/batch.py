@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from itertools import count, groupby
+from functools import cached_property
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording, recording_of
-from pagedinfer.views.lives import DECODE, PREFILL, RECOMPUTE, STALL, Life, lives_of
-from pagedinfer.views.marks import PATTERNS, SMALL, cursor, hatched, heading, plain, share, step_axis
+from pagedinfer.views.lives import DECODE, PREFILL, RECOMPUTE, STALL, Life, Lives, lives_of
+from pagedinfer.views.marks import (
+    PATTERNS,
+    SMALL,
+    cursor,
+    hatched,
+    heading,
+    part_of,
+    plain,
+    scale_around,
+    share,
+    step_axis,
+)
 from pagedinfer.views.palette import colour_of, texture_of
 from pagedinfer.views.stepped import Sheet, SteppedView
 from pagedinfer.views.svg import GUTTER, Scale, rect, text, textures, translate
@@ -22,8 +34,7 @@ COMPUTING = (PREFILL, DECODE, RECOMPUTE)
 DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """Steps that a request spends in a slot in one way.
 
     `did` is "prefill", "decode" or "recompute" (tokens are computed for it), "stall" (it has its place and gets no
@@ -38,7 +49,7 @@ class Bar:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batching:
     """A run as slots by step. A slot without a bar is empty in that step.
 
@@ -53,12 +64,12 @@ class Batching:
     tokens: int
     bars: list[Bar] = field(default_factory=list)
 
-    @property
+    @cached_property
     def first(self) -> int:
         """The first step with anything in a slot."""
         return min((bar.first for bar in self.bars), default=0)
 
-    @property
+    @cached_property
     def last(self) -> int:
         """The last step with anything in a slot."""
         return max((bar.last for bar in self.bars), default=-1)
@@ -68,7 +79,7 @@ class Batching:
         """Steps from the first to the last with anything in a slot."""
         return self.last - self.first + 1
 
-    @property
+    @cached_property
     def busy(self) -> int:
         """Slot-steps in which tokens were computed."""
         return sum(bar.last - bar.first + 1 for bar in self.bars if bar.did in COMPUTING)
@@ -92,32 +103,29 @@ class Batching:
         )
 
 
-def _worked(recording: Recording) -> list[Life]:
+def _worked(lives: Iterable[Life]) -> list[Life]:
     """The requests that were computed at all."""
-    return [life for life in lives_of(recording) if any(map(life.steps, COMPUTING))]
+    return [life for life in lives if any(run[0] in COMPUTING for run in life.runs)]
 
 
 def continuous_batching(recording: Recording, num_slots: int) -> Batching:
     """The recording itself: a request takes the lowest free slot when it joins the batch, and leaves it at once."""
-    lives = _worked(recording)
-    stays = sorted(
-        (stay for life in lives for stay in _stays(life)), key=lambda stay: (stay[1][0][1], stay[0].number)
-    )
+    return _continuous(_worked(lives_of(recording)), num_slots)
+
+
+def _continuous(lives: Sequence[Life], num_slots: int) -> Batching:
+    stays = sorted((runs[0][1], life.number, life.rid, runs) for life in lives for runs in life.stays)
     bars: list[Bar] = []
-    until: dict[int, int] = {}  # slot -> last step of who sits there
-    for life, runs in stays:
-        slot = next(s for s in count() if until.get(s, -1) < runs[0][1])
-        until[slot] = runs[-1][2]
-        bars += [Bar(slot, life.number, life.rid, phase, a, b) for phase, a, b in runs]
-    tokens = sum(len(life.token_steps) for life in lives)
-    return Batching("continuous", num_slots, tokens, sorted(bars, key=lambda bar: (bar.first, bar.slot)))
-
-
-def _stays(life: Life) -> Iterable[tuple[Life, list[tuple[str, int, int]]]]:
-    """The stretches that a request spent in the batch: each as its runs."""
-    for inside, runs in groupby(life.runs, key=lambda run: run[0] in (*COMPUTING, STALL)):
-        if inside:
-            yield life, list(runs)
+    seated: list[tuple[int, int]] = []  # heap: last step, slot
+    free: list[int] = []  # heap
+    for first, number, rid, runs in stays:
+        while seated and seated[0][0] < first:
+            heappush(free, heappop(seated)[1])
+        slot = heappop(free) if free else len(seated)
+        heappush(seated, (runs[-1][2], slot))
+        bars += [Bar(slot, number, rid, phase, a, b) for phase, a, b in runs]
+    used = max((bar.slot + 1 for bar in bars), default=0)
+    return _batching("continuous", max(num_slots, used), lives, bars)
 
 
 def static_batching(recording: Recording, num_slots: int) -> Batching:
@@ -128,15 +136,17 @@ def static_batching(recording: Recording, num_slots: int) -> Batching:
     brings each request's first token, every step after it one more, until the longest request has ended. Requests that
     the recording never computed are left out; the others have as many output tokens as they had there.
     """
+    return _static(recording, _worked(lives_of(recording)), num_slots)
+
+
+def _static(recording: Recording, lives: Sequence[Life], num_slots: int) -> Batching:
     budget = int(recording.config.get("max_num_batched_tokens", 0))
-    queue = _worked(recording)
-    tokens = sum(len(life.token_steps) for life in queue)
     bars: list[Bar] = []
-    end = recording.first_step
-    while queue:
-        end = max(end, queue[0].submitted)
-        batch = [life for life in queue[:num_slots] if life.submitted <= end]
-        queue = queue[len(batch) :]
+    end, at = recording.first_step, 0
+    while at < len(lives):
+        end = max(end, lives[at].submitted)
+        batch = [life for life in lives[at : at + num_slots] if life.submitted <= end]
+        at += len(batch)
         prompts = sum(life.num_prompt_tokens for life in batch)
         prefill = end + max(1, -(-prompts // budget) if budget else 1)
         last = prefill + max(0, max(len(life.token_steps) for life in batch) - 1)
@@ -145,7 +155,12 @@ def static_batching(recording: Recording, num_slots: int) -> Batching:
             runs = ((PREFILL, end + 1, prefill), (DECODE, prefill + 1, done), (DONE, done + 1, last))
             bars += [Bar(slot, life.number, life.rid, did, a, b) for did, a, b in runs if a <= b]
         end = last
-    return Batching("static", num_slots, tokens, sorted(bars, key=lambda bar: (bar.first, bar.slot)))
+    return _batching("static", num_slots, lives, bars)
+
+
+def _batching(how: str, num_slots: int, lives: Sequence[Life], bars: list[Bar]) -> Batching:
+    bars.sort(key=lambda bar: (bar.first, bar.slot))
+    return Batching(how, num_slots, sum(len(life.token_steps) for life in lives), bars)
 
 
 class BatchComposition(SteppedView):
@@ -158,7 +173,8 @@ class BatchComposition(SteppedView):
         step: the step to open at.
 
     Raises:
-        ConfigError: num_slots is not from 1 to 64, or fewer than the engine used.
+        ConfigError: num_slots is not from 1 to 64, or fewer than the engine has used so far. (A run that uses more
+            later gets them, and the view says so.)
     """
 
     name = "Batch composition"
@@ -171,81 +187,89 @@ class BatchComposition(SteppedView):
         step: int = -1,
         title: str = "Batch composition",
     ) -> None:
-        self.recording = recording = recording_of(recording)
-        used = 1 + max((bar.slot for bar in continuous_batching(recording, 1).bars), default=0)
-        num_slots = used if num_slots is None else num_slots
-        if (
-            isinstance(num_slots, bool)
-            or not isinstance(num_slots, int)
-            or not used <= num_slots <= MAX_SLOTS
-        ):
+        is_number = isinstance(num_slots, int) and not isinstance(num_slots, bool)
+        if num_slots is not None and not (is_number and 1 <= num_slots <= MAX_SLOTS):
+            raise ConfigError(f"num_slots={num_slots!r}: it must be an integer from 1 to {MAX_SLOTS}.")
+        self.recording, self._asked = recording_of(recording), num_slots
+        self._lives = Lives(self.recording)
+        super().__init__(title, [self.recording], step)
+        if num_slots is not None and self.num_slots > num_slots:
             raise ConfigError(
-                f"num_slots={num_slots!r}: it must be an integer from {used}, which this run used, to {MAX_SLOTS}."
+                f"num_slots={num_slots!r}: it must be an integer from {self.num_slots}, which this run used, to "
+                f"{max(MAX_SLOTS, self.num_slots)}."
             )
-        self.num_slots = num_slots
-        super().__init__(title, [recording], step)
 
     def read(self) -> tuple[int, int]:
-        """Both ways to batch."""
-        self.static = static_batching(self.recording, self.num_slots)
-        self.continuous = continuous_batching(self.recording, self.num_slots)
+        """Both ways to batch, with as many slots as were asked for or, where these are more, as the engine used."""
+        lives = _worked(self._lives.read())
+        self.continuous = _continuous(lives, self._asked or 1)
+        self.num_slots = self.continuous.num_slots
+        self.static = _static(self.recording, lives, self.num_slots)
         last = max(self.static.last, self.continuous.last, self.recording.last_step)
         return self.recording.first_step, last
 
     def sheet(self, step: int, width: int) -> Sheet:
         """Both charts over one axis of steps."""
         both = (self.static, self.continuous)
-        sheet = Sheet(width, self._words(step))
+        here = [batching.at(step) for batching in both]
+        sheet = Sheet(width, self._words(step, here))
         sheet.notes = [f"{batching.how}: {batching.words()}" for batching in both]
-        sheet.notes += [f"{b.how} slots at step {step}: {_seats(b.at(step)) or 'all empty'}" for b in both]
+        sheet.notes += [
+            f"{batching.how} slots at step {step}: {_seats(bars) or 'all empty'}"
+            for batching, bars in zip(both, here, strict=True)
+        ]
         sheet.notes.append("static batches are computed from the recording's prompt and output lengths")
-        lanes = {bar.number for batching in both for bar in batching.bars}
+        scale = scale_around(self.first_step + 1, self.last_step, step, width - GUTTER - 14)
+        shown = [[bar for bar in b.bars if bar.first <= scale.last and bar.last >= scale.first] for b in both]
+        lanes = {bar.number for bars in shown for bar in bars}
         sheet.add([PATTERNS, f"<defs>{textures(lanes)}</defs>"], 0)
         sheet.add(*heading(self.title, sheet.words, width))
         sheet.height += 8
-        first = self.first_step + 1
-        steps = max(1, self.last_step - first + 1)
-        scale = Scale(first, first + steps - 1, GUTTER, min(28.0, (width - GUTTER - 14) / steps))
         names = ("Static batching (computed)", "Continuous batching (the recording)")
-        for batching, name in zip(both, names, strict=True):
-            self._chart(sheet, batching, name, scale, step)
+        for batching, bars, name in zip(both, shown, names, strict=True):
+            sheet.add(*heading(name, batching.words(), width))
+            self._chart(sheet, batching, bars, scale, step)
         sheet.add(_legend(width), 60 if width < 640 else 36)
         return sheet
 
-    def _words(self, step: int) -> str:
-        counts = [
-            f"{batching.how} {sum(bar.did in COMPUTING for bar in batching.at(step))}"
-            for batching in (self.static, self.continuous)
-        ]
-        return f"step {step}: slots computing, of {self.num_slots}: {', '.join(counts)}"
+    def _words(self, step: int, here: Sequence[Sequence[Bar]]) -> str:
+        static, continuous = (sum(bar.did in COMPUTING for bar in bars) for bars in here)
+        words = f"step {step}: slots computing, of {self.num_slots}: static {static}, continuous {continuous}"
+        if self._asked is not None and self.num_slots > self._asked:
+            words += f"; {self._asked} were asked for, the engine used more"
+        return words
 
-    def _chart(self, sheet: Sheet, batching: Batching, name: str, scale: Scale, step: int) -> None:
-        row = max(5, min(20, 240 // self.num_slots))
-        sheet.add(*heading(name, batching.words(), sheet.width))
-        top, high = sheet.height + 4, row * self.num_slots
+    def _chart(self, sheet: Sheet, batching: Batching, bars: Sequence[Bar], scale: Scale, step: int) -> None:
+        rows = min(self.num_slots, MAX_SLOTS)
+        row = max(5, min(20, 240 // rows))
+        top, high = sheet.height + 4, row * rows
         back = []
-        for bar in self._empty(batching):
+        for bar in _empty(bars, rows, max(batching.first, scale.first), min(batching.last, scale.last)):
             box = (scale.x(bar.first), bar.slot * row, scale.x(bar.last + 1) - scale.x(bar.first), row - 1)
             back.append(rect("pi-free", *box) + hatched("idle", *box))
         labels = [
             text(GUTTER - 8, s * row + row / 2 + 4, f"slot {s}", SMALL, "end")
-            for s in range(0, self.num_slots, 1 if row >= 13 else -(-14 // row))
+            for s in range(0, rows, 1 if row >= 13 else -(-14 // row))
         ]
-        sheet.add([*labels, *back, *(_bar(bar, scale, row) for bar in batching.bars)], high + 4)
-        if step >= scale.first:
+        sheet.add([*labels, *back, *(_bar(bar, scale, row) for bar in bars if bar.slot < rows)], high + 4)
+        if scale.first <= step:
             sheet.over(top - 4, [cursor(scale, step, high)])
+        if self.num_slots > rows:
+            sheet.add([text(GUTTER, 12, f"and {self.num_slots - rows} more slots", SMALL)], 18)
         sheet.add(step_axis(scale, 14), 40)
 
-    def _empty(self, batching: Batching) -> Iterable[Bar]:
-        """The steps in which a slot holds nobody, as bars."""
-        for slot in range(self.num_slots):
-            at = batching.first
-            for bar in [b for b in batching.bars if b.slot == slot]:
-                if bar.first > at:
-                    yield Bar(slot, -1, "", "", at, bar.first - 1)
-                at = bar.last + 1
-            if at <= batching.last:
-                yield Bar(slot, -1, "", "", at, batching.last)
+
+def _empty(bars: Iterable[Bar], num_slots: int, first: int, last: int) -> Iterator[Bar]:
+    """The steps from `first` to `last` in which a slot holds nobody, as bars."""
+    free = [first] * num_slots
+    for bar in bars:
+        if bar.slot < num_slots:
+            if bar.first > free[bar.slot]:
+                yield Bar(bar.slot, -1, "", "", free[bar.slot], bar.first - 1)
+            free[bar.slot] = bar.last + 1
+    for slot, at in enumerate(free):
+        if at <= last:
+            yield Bar(slot, -1, "", "", at, last)
 
 
 def _seats(bars: Sequence[Bar]) -> str:
@@ -254,13 +278,14 @@ def _seats(bars: Sequence[Bar]) -> str:
 
 def _bar(bar: Bar, scale: Scale, row: int) -> str:
     """A bar with its name, and what it is where the mouse rests."""
-    x, w, high = scale.x(bar.first), scale.x(bar.last + 1) - scale.x(bar.first), row - 1
+    x, high = scale.x(max(bar.first, scale.first)), row - 1
+    w = scale.x(min(bar.last, scale.last) + 1) - x
     y, colour = bar.slot * row, colour_of(bar.number)
     words = f"{bar.rid} {bar.did}, steps {bar.first} to {bar.last}, slot {bar.slot}"
     if bar.did in (DONE, STALL):
         tone, hatch = ("pi-page pi-s-alarm", "lost") if bar.did == DONE else ("pi-page pi-s-muted", "idle")
         body = rect(tone, x, y + 0.5, w, high - 1, 0, 'stroke-width=".75"') + hatched(hatch, x, y, w, high)
-        return f"<g><title>{escape(words)}</title>{body}</g>"
+        return part_of(body, bar.rid, title=words)
     body = rect(f"pi-c{colour}", x, y, w, high)
     if texture := texture_of(bar.number):
         body += rect("", x, y, w, high, 0, f'fill="url(#pi-x{colour}-{texture})"')
@@ -268,7 +293,7 @@ def _bar(bar: Bar, scale: Scale, row: int) -> str:
         body += rect("pi-ink", x, y, w, max(2, high / 5))
     if high >= 13 and w >= 7 * len(bar.rid) + 6 and bar.did == DECODE:
         body += text(x + w / 2, y + high / 2 + 4, bar.rid, f"pi-o{colour} pi-small pi-strong", "middle")
-    return f"<g><title>{escape(words)}</title>{body}</g>"
+    return part_of(body, bar.rid, title=words)
 
 
 def _legend(width: float) -> list[str]:

@@ -174,5 +174,5 @@ def _legend(kinds: set[str]) -> str:
 def block_map_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:
     """The block map at a step as an SVG file; with `request`, that request's blocks are ringed and tabled."""
     film = film_of(recording)
-    drawing = draw_blocks(film, film.frame(step), film.lane(request) if request else -1, 940)
+    drawing = draw_blocks(film, film.frame(step), film.lane(request), 940)
     return document("Block map", drawing)

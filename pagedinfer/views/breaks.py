@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from pagedinfer.errors import PagedInferError
+from pagedinfer.errors import PagedInferError, readable
 
 __all__ = ["Breaks", "Stop", "Watching"]
 
@@ -114,13 +114,15 @@ class Breaks:
 
     def newest(self, since: int) -> list[Any] | None:
         """[step, cause] of the first stop after the `since`-th, None when there was none."""
-        return [self._stops[since].step, self._stops[since].cause] if len(self._stops) > since else None
+        if len(self._stops) <= since:
+            return None
+        return [self._stops[since].step, readable(self._stops[since].cause)]
 
     def data(self) -> list[dict[str, Any]]:
         """Each condition's text and marks ([step, cause] in order), for the browser."""
         found = {str(known): self._marks_of(known) for known in self._watch or ()}
         for stop in self._stops:
-            found.setdefault(str(stop.watch), {})[stop.step] = stop.cause
+            found.setdefault(str(stop.watch), {})[stop.step] = readable(stop.cause)
         return [
             {"text": text, "marks": [[step, marks[step]] for step in sorted(marks)[:MOST_MARKS]]}
             for text, marks in found.items()
@@ -132,7 +134,7 @@ class Breaks:
         if text not in self._past:
             try:
                 found = self._find(condition) if self._find else ()
-                self._past[text] = [(stop.step, stop.cause) for stop in found]
+                self._past[text] = [(stop.step, readable(stop.cause)) for stop in found]
             except PagedInferError:  # a predicate that fails here fails the run, too, and is shown there
                 self._past[text] = []
         return dict(self._past[text])

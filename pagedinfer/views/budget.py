@@ -78,6 +78,4 @@ def _legend() -> str:
 def budget_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:
     """The budget bar of a step as an SVG file."""
     film = film_of(recording)
-    return document(
-        "Token budget", draw_budget(film, film.frame(step), film.lane(request) if request else -1, 940)
-    )
+    return document("Token budget", draw_budget(film, film.frame(step), film.lane(request), 940))

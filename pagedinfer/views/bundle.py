@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import film_of
 from pagedinfer.views.memory import memory_words
-from pagedinfer.views.picture import picture_svg
-from pagedinfer.views.png import block_map_png
+from pagedinfer.views.picture import lane_picture
+from pagedinfer.views.raster import png_of
 
-__all__ = ["static_bundle", "text_of"]
+__all__ = ["alt_texts", "static_bundle", "text_of"]
 
 MAX_LINES = 12
 
@@ -20,14 +20,23 @@ MAX_LINES = 12
 def static_bundle(
     recording: Recording, step: int, request: str | None, panes: Sequence[str], name: str
 ) -> dict[str, Any]:
-    """The static part of a view's MIME bundle: SVG, text, and a PNG of the block grid where the view has one."""
-    bundle = {
-        "image/svg+xml": picture_svg(recording, step, request, panes),
-        "text/plain": text_of(recording, step, panes, name),
-    }
-    if "blocks" in panes:
-        bundle["image/png"] = base64.b64encode(block_map_png(recording, step)).decode()
-    return bundle
+    """The static part of a view's MIME bundle: SVG, the same as a PNG for who trusts no SVG, and text.
+
+    `request` is marked if it is there; a live view's may be one that is yet to come.
+    """
+    lane = film_of(recording).find(request)
+    svg = lane_picture(recording, step, lane, panes)
+    png = base64.b64encode(png_of(svg)).decode()
+    return {"image/svg+xml": svg, "image/png": png, "text/plain": text_of(recording, step, panes, name)}
+
+
+def alt_texts(bundle: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The metadata that goes with a MIME bundle: for each picture the first line of the view's text as its `alt`.
+
+    By Jupyter's convention (`IPython.display.Image(alt=...)`, nbconvert's templates "classic" and "basic").
+    """
+    alt = bundle["text/plain"].partition("\n")[0]
+    return {kind: {"alt": alt} for kind in bundle if kind.startswith("image/")}
 
 
 def text_of(recording: Recording, step: int, panes: Sequence[str], name: str) -> str:

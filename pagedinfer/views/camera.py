@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from pagedinfer.errors import readable
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import RequestState, State
@@ -44,14 +45,17 @@ class Camera:
     The newest line is written again whenever events come in, because what comes in before the next plan belongs to it.
     Only requests and blocks that events named since the line before are looked at.
 
+    What it writes is for readers: ids and sentences are `readable` there.
+
     Attributes:
-        lanes, lines, texts: what the film consists of.
+        lanes, lines, texts: what the film consists of. lane_of: the newest lane of each id, as the recording has it.
         state: the state after the last event. num_blocks: the most blocks the pool has had.
     """
 
     def __init__(self, recording: Recording) -> None:
         self.first_step = recording.first_step
         self.lanes: list[Lane] = []
+        self._rids: list[str] = []  # of each lane, as the recording has it
         self.lines: list[Line] = []
         self.texts: list[str] = []
         self.state = State()
@@ -157,8 +161,10 @@ class Camera:
 
     def _add_lane(self, rid: str) -> None:
         number = self.lane_of[rid] = len(self.lanes)
+        self._rids.append(rid)
+        name = readable(rid)
         self.lanes.append(
-            Lane(number, rid, short_label(rid, number), self.state.requests[rid].num_prompt_tokens)
+            Lane(number, name, short_label(name, number), self.state.requests[rid].num_prompt_tokens)
         )
         self._touched.moved.add(number)
 
@@ -179,20 +185,21 @@ class Camera:
         self._add_causes(changes)
         self._add_blocks(changes)
         line: Line = {"s": step, "b": state.last.budget, "m": self._memory()}
-        if (behind := self._behind()) != base.behind:
+        if (behind := readable(self._behind())) != base.behind:
             line["h"] = self._text(behind) if behind else -1
         if self._touched.queues:
             self._add_queues(changes)
-        changes["e"] = [[kind, lane, self._text(text)] for kind, lane, text in self._notes]
+        notes = [(kind, lane, readable(text)) for kind, lane, text in self._notes]
+        changes["e"] = [[kind, lane, self._text(text)] for kind, lane, text in notes]
         changes["x"] = self.texts[self._base_texts :]
         line |= {key: value for key, value in changes.items() if value}
         line["say"] = step_sentence(step, len(state.running), len(state.waiting), self._num_planned(),
-                                    state.last.budget, self._notes, self.lanes)  # fmt: skip
+                                    state.last.budget, notes, self.lanes)  # fmt: skip
         self.lines.append(line)
 
     def _rid(self, lane: int) -> str:
         """The id of the live request that this lane is of, "" when it has none (any more)."""
-        rid = self.lanes[lane].rid
+        rid = self._rids[lane]
         return rid if self.lane_of[rid] == lane and rid in self.state.requests else ""
 
     def _add_request(self, changes: Line, lane: int, request: RequestState) -> None:
@@ -239,7 +246,7 @@ class Camera:
                 changes["n"][str(lane)] = self._plan[lane][1]
             if did != base.did.get(lane, GONE):
                 changes["c"][str(lane)] = did
-            if rid and (why := self._own_why(lane, rid)) != base.rows.get(lane, NEW).own_why:
+            if rid and (why := readable(self._own_why(lane, rid))) != base.rows.get(lane, NEW).own_why:
                 changes["w"][str(lane)] = self._text(why) if why else -1
 
     def _add_blocks(self, changes: Line) -> None:
@@ -250,7 +257,8 @@ class Camera:
         for block_id in sorted(self._touched.blocks | self._pool.touched):
             count, known = counts.get(block_id, 0), state.cached.get(block_id)
             pins = count - len(holders.get(block_id, ()))
-            now = known and (self._key(*known), self._key(known[0], state.parents[known[1]]))
+            # What came before a block that was cached when the recording began is not in it.
+            now = known and (self._key(*known), self._key(known[0], state.parents.get(known[1], -1)))
             if now != base.cached.get(block_id):
                 changes["u" if now is None else "k"].append(block_id if now is None else [block_id, *now])
             if pins != base.pins.get(block_id, 0):

@@ -100,6 +100,4 @@ def _cell(block: Block, lane: int, w: int) -> str:
 def chains_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:
     """The prefix chains at a step as an SVG file."""
     film = film_of(recording)
-    return document(
-        "Prefix chains", draw_chains(film, film.frame(step), film.lane(request) if request else -1, 940)
-    )
+    return document("Prefix chains", draw_chains(film, film.frame(step), film.lane(request), 940))

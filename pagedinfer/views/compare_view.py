@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagedinfer.errors import ConfigError
-from pagedinfer.trace.events import Commit, Fork, Submit
+from pagedinfer.trace.events import Commit
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
-from pagedinfer.views.divergence import BlockUse, blocks_of, difference_of, divergence_of, request_lines
-from pagedinfer.views.grid import grid_of
+from pagedinfer.views.compare_map import draw_blocks
+from pagedinfer.views.divergence import Lockstep, blocks_of, difference_of, request_lines
 from pagedinfer.views.marks import (
     PATTERNS,
     SMALL,
@@ -22,47 +18,53 @@ from pagedinfer.views.marks import (
     flow,
     hatched,
     heading,
+    part_of,
     plain,
+    scale_of,
     share,
     step_axis,
     wrapped,
 )
-from pagedinfer.views.palette import colour_of, texture_of
 from pagedinfer.views.stepped import Sheet, SteppedView
-from pagedinfer.views.svg import GUTTER, Scale, fit, number, path, rect, text, textures, translate
+from pagedinfer.views.svg import GUTTER, fit, number, path, rect, text, textures, translate
+from pagedinfer.views.walk import Arrivals, is_told
 
 __all__ = ["RunComparison"]
-
-MAX_CELLS = 1024
-"""Blocks of a pool up to which each block is a part of its own, with its request's label."""
 
 MAX_REQUESTS = 8
 Numbers = dict[str, tuple[float, str]]
 """Name -> (value, as it is written)."""
 
 
-@dataclass(slots=True)
 class _Run:
     """A recording with what it has done so far by step: output tokens."""
 
-    name: str
-    recording: Recording
-    output: list[int] = field(default_factory=list)
+    def __init__(self, name: str, recording: Recording) -> None:
+        self.name, self.recording, self.arrivals = name, recording, Arrivals(recording)
+        self._output: list[int] = []
+        self._num_told = 0
 
-    def at(self, step: int) -> State:
-        return self.recording.at(min(step, self.recording.last_step))
+    def read(self) -> dict[str, int]:
+        """Go along with the recording. Returns the numbers of its requests."""
+        first, last = self.recording.first_step, self.recording.last_step
+        del self._output[self._num_told :]
+        for step in range(first + self._num_told, last + 1):
+            events = self.recording.step_events(step)
+            new = sum(sum(event.tokens.values()) for event in events if isinstance(event, Commit))
+            self._output.append(new + (self._output[-1] if self._output else 0))
+            if step < last and self._num_told == step - first and is_told(events):
+                self._num_told += 1
+        return self.arrivals.read()
 
-    def numbers(self, step: int) -> Numbers:
-        state = self.at(step)
-        usage, ended = state.usage(), step > self.recording.last_step
+    def numbers(self, step: int, state: State) -> Numbers:
+        last = self.recording.last_step
+        usage = state.usage()
         counts = {
             "running": len(state.running),
             "waiting": len(state.waiting),
-            "tokens in this step": 0 if ended else sum(state.last.scheduled.values()),
+            "tokens in this step": 0 if step > last else sum(state.last.scheduled.values()),
             "blocks in use": len(state.ref_counts),
-            "output tokens so far": self.output[
-                min(step, self.recording.last_step) - self.recording.first_step
-            ],
+            "output tokens so far": self._output[min(step, last) - self.recording.first_step],
             "requests ended so far": state.num_finished,
             "preemptions so far": state.num_preemptions,
         }
@@ -119,6 +121,7 @@ class RunComparison(SteppedView):
             starts = f"{pair[0].first_step} and {pair[1].first_step}"
             raise ConfigError(f"The runs begin after steps {starts}; compare runs that begin together.")
         self.runs = [_Run(name, recording) for name, recording in zip(self.names, pair, strict=True)]
+        self._lockstep = Lockstep(pair[0], pair[1], self.names)
         super().__init__(title, pair, -1)
         if step is not None:
             self.cursor = step
@@ -127,40 +130,43 @@ class RunComparison(SteppedView):
 
     def read(self) -> tuple[int, int]:
         """Where the runs differ, and what each has put out by when."""
-        self._numbers: dict[str, int] = {}
-        for run in self.runs:
-            self._look_through(run)
-        first, second = (run.recording for run in self.runs)
-        self.divergence = divergence_of(first, second, self.names)
-        self._differs = self._different_steps()
-        return first.first_step, max(first.last_step, second.last_step)
+        first, second = (run.read() for run in self.runs)
+        self._numbers = second | first
+        self._lockstep.read()
+        self._shown: tuple[int, list[State]] | None = None
+        recordings = [run.recording for run in self.runs]
+        return recordings[0].first_step, max(recording.last_step for recording in recordings)
 
-    def _look_through(self, run: _Run) -> None:
-        for event in run.recording.events:
-            if isinstance(event, Submit | Fork):
-                self._numbers.setdefault(event.rid, len(self._numbers))
-        total, run.output = 0, []
-        for step in range(run.recording.first_step, run.recording.last_step + 1):
-            for event in run.recording.step_events(step):
-                total += sum(event.tokens.values()) if isinstance(event, Commit) else 0
-            run.output.append(total)
+    @property
+    def divergence(self) -> tuple[int, str] | None:
+        """(step, sentence) of the first difference; None if there is none so far."""
+        return self._lockstep.divergence
 
-    def _different_steps(self) -> list[bool]:
-        states = zip_longest(*(run.recording.states() for run in self.runs))
-        return [a is None or b is None or bool(difference_of(a, b, self.names)) for a, b in states]
+    def states(self, step: int | None = None) -> list[State]:
+        """The states of both runs at the end of a step, or at their own end. Not to be changed."""
+        step = self.clamp(step)
+        if self._shown is None or self._shown[0] != step:
+            newest, both = self._lockstep.last, self._lockstep.states
+            ends = [min(step, run.recording.last_step) for run in self.runs]
+            found = [
+                state if end == newest else run.recording.at(end)
+                for end, state, run in zip(ends, both, self.runs, strict=True)
+            ]
+            self._shown = step, found
+        return self._shown[1]
 
     def different_blocks(self, step: int | None = None) -> list[int]:
         """The blocks that the runs use differently at the end of a step: owners or fill."""
-        first, second = (blocks_of(run.at(self.clamp(step))) for run in self.runs)
+        first, second = map(blocks_of, self.states(step))
         return sorted(b for b in first.keys() | second.keys() if first.get(b) != second.get(b))
 
     # -- drawing --------------------------------------------------------------------------------------------------
 
     def sheet(self, step: int, width: int) -> Sheet:
         """Where they part, the two block maps, the numbers, the requests."""
-        states, different = [run.at(step) for run in self.runs], self.different_blocks(step)
+        states, different = self.states(step), self.different_blocks(step)
         requests = request_lines(states, self.names)
-        now = difference_of(states[0], states[1], self.names) if self._differs[step - self.first_step] else ""
+        now = difference_of(states[0], states[1], self.names) if self._lockstep.differ(step) else ""
         sheet = Sheet(width, self._words(step, different, requests))
         sheet.add([PATTERNS, f"<defs>{textures(range(min(32, len(self._numbers))))}</defs>"], 0)
         sheet.add(*heading(self.title, sheet.words, width))
@@ -170,20 +176,29 @@ class RunComparison(SteppedView):
             sheet.notes.append(line)
             sheet.add(*wrapped(line, 8, width))
         self._steps(sheet, step)
-        self._maps(sheet, states, set(different))
-        self._table(sheet, step)
-        sheet.notes += requests[:MAX_REQUESTS]
+        self._maps(sheet, step, states, set(different))
+        self._table(sheet, step, states)
+        told = list(requests.items())[:MAX_REQUESTS]
+        sheet.notes += [line for _, line in told]
         if requests:
             sheet.add([text(0, 12, "Requests that differ", "pi-ink pi-h")], 18)
-            more = [f"and {len(requests) - MAX_REQUESTS} more"] if len(requests) > MAX_REQUESTS else []
-            for line in [*requests[:MAX_REQUESTS], *more]:
-                sheet.add(*wrapped(line, 14, width))
+            for rid, line in told:
+                lines, tall = wrapped(line, 14, width)
+                sheet.add([part_of("".join(lines), rid)], tall)
+            if len(requests) > MAX_REQUESTS:
+                sheet.add(*wrapped(f"and {len(requests) - MAX_REQUESTS} more", 14, width))
         sheet.height += 16
         return sheet
 
-    def _words(self, step: int, different: Sequence[int], requests: Sequence[str]) -> str:
+    def _words(self, step: int, different: Sequence[int], requests: Mapping[str, str]) -> str:
         if self.divergence is None:
-            return f"step {step}: {self.names[0]} and {self.names[1]} do the same in every step"
+            words = f"step {step}: {self.names[0]} and {self.names[1]} do the same in every step"
+            shorter = self._lockstep.shorter
+            return (
+                words
+                if shorter is None
+                else f"{words} up to {self._lockstep.last}, the last of {self.names[shorter]}"
+            )
         parted, why = self.divergence
         here = (
             f"{len(different)} blocks and {len(requests)} requests differ"
@@ -199,14 +214,14 @@ class RunComparison(SteppedView):
 
     def _steps(self, sheet: Sheet, step: int) -> None:
         """A strip of all steps: hatched where the runs differ, with the place where they part."""
-        steps = self.last_step - self.first_step + 1
-        scale = Scale(self.first_step, self.last_step, GUTTER, min(28.0, (sheet.width - GUTTER - 14) / steps))
+        scale = scale_of(self.first_step, self.last_step, sheet.width - GUTTER - 14)
         parts = [
             text(GUTTER - 8, 33, "differ", SMALL, "end"),
             rect("pi-free pi-s-line", scale.left, 22, scale.right - scale.left, 16),
         ]
+        beyond = [self._lockstep.ended is not None] * (self.last_step - self._lockstep.last)
         start = None
-        for i, differs in enumerate([*self._differs, False]):
+        for i, differs in enumerate([*self._lockstep.differs, *beyond, False]):
             if differs and start is None:
                 start = i
             elif not differs and start is not None:
@@ -232,15 +247,17 @@ class RunComparison(SteppedView):
         sheet.height = top + 40
         sheet.add(step_axis(scale, 16), 34)
 
-    def _maps(self, sheet: Sheet, states: Sequence[State], different: set[int]) -> None:
+    def _maps(self, sheet: Sheet, step: int, states: Sequence[State], different: set[int]) -> None:
         side = sheet.width >= 640
         room = (sheet.width - 30) / 2 if side else sheet.width
-        tall = 0.0
-        for i, (state, name) in enumerate(zip(states, self.names, strict=True)):
+        tall, most = 0.0, max(state.num_blocks for state in states)
+        for i, (state, run) in enumerate(zip(states, self.runs, strict=True)):
             x = i * (room + 30) if side else 0
             head = f"{len(state.ref_counts)} of {state.num_blocks} blocks in use"
-            out = [text(0, 12, fit(name, room - 10, 14), "pi-ink pi-h"), text(0, 30, head, "pi-muted")]
-            cells, height = self._cells(state, different, room)
+            if step > (last := run.recording.last_step):
+                head += f" at step {last}, its last"
+            out = [text(0, 12, fit(run.name, room - 10, 14), "pi-ink pi-h"), text(0, 30, head, "pi-muted")]
+            cells, height = draw_blocks(state, different, self._numbers, most, room)
             parts = [translate(x, 0, part) for part in out] + [translate(x, 40, part) for part in cells]
             if side:
                 sheet.over(sheet.height, parts)
@@ -253,64 +270,9 @@ class RunComparison(SteppedView):
         )
         sheet.add([translate(0, 14, ring), text(24, 14, "another owner or fill in the other run", SMALL)], 34)
 
-    def _cells(self, state: State, different: set[int], room: float) -> tuple[list[str], float]:
-        columns, w, h = grid_of(state.num_blocks, room)
-        h = min(h, 30)
-        blocks, small = blocks_of(state), state.num_blocks <= MAX_CELLS
-        cells: list[str] = []
-        layers: dict[tuple[str, str], list[str]] = defaultdict(list)
-        gap = 2 if min(w, h) >= 12 else 1
-        for block_id in range(state.num_blocks):
-            x, y = block_id % columns * w, block_id // columns * h
-            shapes = self._shapes(
-                blocks.get(block_id), block_id in different, state.block_size, x, y, w - gap, h - gap
-            )
-            if not small:
-                for tone, d, more in shapes:
-                    layers[tone, more].append(d)
-                continue
-            body = "".join(path(tone, d, more) for tone, d, more in shapes)
-            label, words = "", f"block {block_id}: free"
-            if block_id in blocks:
-                owners, fill = blocks[block_id]
-                names = ", ".join(rid for rid, _ in owners)
-                words = f"block {block_id}: {names}, {fill} of {state.block_size} tokens"
-                label = self._label(owners[0][0], fill / state.block_size, x, y, w - gap, h - gap)
-            words += ", not so in the other run" if block_id in different else ""
-            cells.append(f"<g><title>{escape(words)}</title>{body}{label}</g>")
-        cells += [path(tone, "".join(parts), more) for (tone, more), parts in layers.items()]
-        return cells, -(-state.num_blocks // columns) * h
-
-    def _shapes(
-        self, block: BlockUse | None, differs: bool, size: int, x: float, y: float, w: float, h: float
-    ) -> list[tuple[str, str, str]]:
-        """(classes, path, more attributes) of one cell, from bottom to top."""
-        out = [("pi-free", _box(x, y, w, h), "")]
-        if block is not None:
-            (owners, fill), high = block, h * block[1] / size
-            lane = self._numbers[owners[0][0]]
-            colour, texture = colour_of(lane), texture_of(lane)
-            out = [(f"pi-t{colour}", _box(x, y, w, h), "")]
-            if fill:
-                out.append((f"pi-c{colour}", _box(x, y + h - high, w, high), ""))
-                if texture:
-                    out.append(("", _box(x, y + h - high, w, high), f'fill="url(#pi-x{colour}-{texture})"'))
-        if differs:
-            ring = _box(x + 1, y + 1, w - 2, h - 2)  # with an edge of the page's colour: it may lie on red
-            out.append(("pi-s-page", ring, 'fill="none" stroke-width="4.6"'))
-            out.append(("pi-s-alarm", ring, 'fill="none" stroke-width="2.2"'))
-        return out
-
-    def _label(self, rid: str, full: float, x: float, y: float, w: float, h: float) -> str:
-        if h < 18 or fit(rid, w - 4, 11) != rid or 0.4 < full < 0.75:
-            return ""
-        ink = f"pi-o{colour_of(self._numbers[rid])}" if full >= 0.75 else "pi-ink"
-        place = y + h / 2 + 4 if full >= 0.75 else y + 13
-        return text(x + w / 2, place, rid, f"{ink} pi-small pi-strong", "middle")
-
-    def _table(self, sheet: Sheet, step: int) -> None:
+    def _table(self, sheet: Sheet, step: int, states: Sequence[State]) -> None:
         """Numbers of both runs, and the second less the first."""
-        first, second = (run.numbers(step) for run in self.runs)
+        first, second = (run.numbers(step, state) for run, state in zip(self.runs, states, strict=True))
         wide = min(sheet.width, 620)
         at = (wide * 0.56, wide * 0.76, wide)
         heads = [*(fit(name, wide * 0.2 - 6) for name in self.names), "difference"]
@@ -343,7 +305,3 @@ def _change(first: float, second: float, is_share: bool) -> str:
         points = round(100 * (second - first), 1)
         return f"{points:+.1f} points" if points else ""
     return f"{'+' if second > first else '-'}{plain(abs(second - first))}" if second != first else ""
-
-
-def _box(x: float, y: float, w: float, h: float) -> str:
-    return f"M{number(x)} {number(y)}h{number(w)}v{number(h)}h{number(-w)}z"

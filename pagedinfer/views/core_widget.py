@@ -1,35 +1,33 @@
-"""The middle tier: the static pictures with ipywidgets' own buttons, where anywidget cannot be had."""
+"""The middle tier of the engine view: the static pictures with ipywidgets' own buttons, where anywidget is missing."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ipywidgets
-
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts
+from pagedinfer.views.core_frame import CoreFrame
 from pagedinfer.views.film import film_of
-from pagedinfer.views.picture import PANES, check_panes, picture_svg
+from pagedinfer.views.link import POSTING, link_of
+from pagedinfer.views.output import publish
+from pagedinfer.views.picture import PANES
+from pagedinfer.views.static_view import StaticView
 
 __all__ = ["CoreView"]
 
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-NOBODY = "none"
 
-
-class CoreView(ipywidgets.VBox):  # type: ignore[misc]
+class CoreView(StaticView, CoreFrame):
     """A view of buttons, a slider and one picture. Arguments and methods as `EngineView`; pictures come from here.
 
     Attributes:
         tier: "ipywidgets". why: a sentence that says why this is not the full view.
-        cursor: the step shown. selected: {"request": id} or {}.
+        cursor: the step shown. selected: {"request": id}, {"block": number} or {}.
+        linked: whether it goes where the other views of the recording go.
     """
 
-    tier = "ipywidgets"
-    _ipython_display_ = None  # ipywidgets 7 would bypass _repr_mimebundle_
+    tier, called = "ipywidgets", "core widgets"
+    _display_id = ""
 
     def __init__(
         self,
@@ -42,126 +40,90 @@ class CoreView(ipywidgets.VBox):  # type: ignore[misc]
         title: str = "Inside the engine",
         why: str = "",
     ) -> None:
-        self.recording, self.panes, self.why = recording, check_panes(panes), why
-        self._advance, self._driving = advance, film_of(recording).driving
-        film = film_of(recording)
-        self._back, self._forward = _button("◀ back", "Step back"), _button("step ▶", "Step forward")
-        self._play = ipywidgets.Play(min=0, max=10**6, interval=500, description="Play")
-        self._slider = ipywidgets.IntSlider(
-            value=film.clamp(step), min=film.first_step, max=max(film.last_step, film.first_step),
-            description="Step", continuous_update=True, layout={"width": "100%"},
-        )  # fmt: skip
-        self._request = ipywidgets.Dropdown(options=[NOBODY], value=NOBODY, description="Request")
-        self._picture, self._said = ipywidgets.HTML(), ipywidgets.HTML()
-        if request:
-            self._request.options, self._request.value = [NOBODY, request], request
-        self._back.on_click(lambda _: self._go(self.cursor - 1))
-        self._forward.on_click(lambda _: self._go(self.cursor + 1))
-        self._play.observe(self._tick, "value")
-        self._slider.observe(lambda _: self._draw(), "value")
-        self._request.observe(lambda _: self._draw(), "value")
-        self._lock = threading.RLock()
-        buttons = ipywidgets.HBox([self._back, self._play, self._forward, self._request])
-        super().__init__(
-            [ipywidgets.HTML(f"<b>{_plain(title)}</b>"), buttons, self._slider, self._said, self._picture]
-        )
+        StaticView.__init__(self, recording, advance, panes, step=step, request=request, title=title, why=why)
+        CoreFrame.__init__(self, title, why)
+        self._link, self.linked = link_of(recording), True
         self._draw()
+        self._link.join(self)
 
-    @property
-    def cursor(self) -> int:
-        """The step shown."""
-        return int(self._slider.value)
+    # -- the user -----------------------------------------------------------------------------------------------
 
-    @property
-    def selected(self) -> dict[str, str]:
-        """{"request": id} or {}."""
-        return {} if self._request.value == NOBODY else {"request": self._request.value}
-
-    def _tick(self, change: Any) -> None:
-        if change["new"] > change["old"]:
-            self._go(self.cursor + 1)
-
-    def _go(self, step: int) -> None:
+    def go(self, step: int) -> bool:
         """Show this step; past the end, run one if there is an engine."""
-        with self._lock:
-            film = film_of(self.recording)
-            if step > film.last_step and self._advance is not None:
-                self.step()
-            else:
-                self._slider.value = min(max(step, film.first_step), film.last_step)
+        if step > film_of(self.recording).last_step and self.live:
+            return self.go_on(1)
+        self.moved(step)
+        return True
 
-    def step(self, steps: int = 1) -> bool:
-        """Run up to `steps` engine steps and show the newest. Returns whether there may be more."""
-        more = self._advance is not None
-        with self._driving:
-            for _ in range(steps):
-                more = more and self._advance is not None and bool(self._advance())
-        self.refresh()
-        return more
+    def choose(self, selected: Mapping[str, Any]) -> None:
+        """Select, here and in the linked views."""
+        self.moved(selected=selected)
 
-    def play(self, steps: int | None = None) -> bool:
-        """Run `steps` engine steps, or until the engine has nothing left to do."""
-        more = True
-        while more and (steps is None or steps > 0):
-            more, steps = self.step(), None if steps is None else steps - 1
-        return more
+    def moved(self, step: int | None = None, selected: Mapping[str, Any] | None = None) -> None:
+        """Go to a step or select, here and in the views that are linked; None is as before."""
+        with POSTING:
+            self.go_along(step, selected)
+            self._link.tell(self, step, selected)
 
-    async def run_async(self, steps: int | None = None) -> bool:
-        """`play` for `await`, in a worker thread."""
-        more = True
-        while more and (steps is None or steps > 0):
-            more, steps = await asyncio.to_thread(self.step), None if steps is None else steps - 1
-        return more
+    # -- as a member of the recording's link, see `views.link` ----------------------------------------------------
+
+    @property
+    def live(self) -> bool:
+        """Whether there is an engine to step."""
+        return self._advance is not None
+
+    def go_along(self, step: int | None, selected: Mapping[str, Any] | None) -> None:
+        """Show this step, or the nearest there is, and this selection."""
+        with POSTING:
+            super().moved(step, selected)
+            self._draw()
+
+    def grow(self) -> None:
+        """Show what the recording has got by other hands: the newest step, if the last one was shown."""
+        at_end = self._cursor == self._last
+        self.go_along(film_of(self.recording).last_step if at_end else None, None)
 
     def refresh(self) -> None:
         """Show the recording's newest step."""
-        with self._lock:
-            last = film_of(self.recording).last_step
-            self._slider.max = max(last, self._slider.max)
-            if self._slider.value == last:
-                self._draw()
-            self._slider.value = last
+        self.go_along(film_of(self.recording).last_step, None)
+        self._link.grew(self)
+
+    def keep_picture(self, live: bool = True) -> None:
+        """Put the picture of now into the output that the view was shown in: what a saved notebook will show."""
+        if self._display_id:
+            publish(self._bundle() if live else self._static(), self._display_id, update=True)
+        if live:
+            self._link.keep(self)
 
     def close(self) -> None:
-        """Take the view off the page and let go of the engine."""
-        self._advance = None
-        super().close()
+        """Let go of the engine. On the page the last picture takes the view's place."""
+        StaticView.close(self)
+        self.keep_picture(live=False)
+        self._display_id = ""
+        CoreFrame.close(self)
+
+    # -- drawing ------------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
-        with self._lock:
-            film = film_of(self.recording)
-            names = [NOBODY, *dict.fromkeys(lane.rid for lane in film.lanes)]
-            if list(self._request.options) != names:
-                chosen = self._request.value
-                self._request.options = names
-                self._request.value = chosen if chosen in names else NOBODY
-            self._picture.value = picture_svg(
-                self.recording, self.cursor, self.selected.get("request"), self.panes
-            )
-            note = f"<br><small>{_plain(self.why)}</small>" if self.why else ""
-            self._said.value = _plain(str(film.lines[self.cursor - film.first_step]["say"])) + note
-
-    def to_svg(self) -> str:
-        """The picture as an SVG file."""
-        return picture_svg(self.recording, self.cursor, self.selected.get("request"), self.panes)
-
-    def __repr__(self) -> str:
-        text = text_of(self.recording, self.cursor, self.panes, "EngineView")
-        return f"{text}\n  core widgets: {self.why}" if self.why else text
+        film = film_of(self.recording)
+        self._last = film.last_step
+        rids = dict.fromkeys(lane.rid for lane in film.lanes)
+        words = str(film.lines[self.cursor - film.first_step]["say"])
+        self.draw(
+            self.cursor, (film.first_step, film.last_step), self.live, [{"request": rid} for rid in rids],
+            self.selected, words, self.svg(),
+        )  # fmt: skip
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        bundle = static_bundle(
-            self.recording, self.cursor, self.selected.get("request"), self.panes, "EngineView"
-        )
-        return {WIDGET_VIEW: view} | bundle | {"text/plain": repr(self)}
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle = self._bundle()
+        return bundle, alt_texts(bundle)
 
+    def _bundle(self) -> dict[str, Any]:
+        return self.view_reference() | self._static()
 
-def _button(name: str, tip: str) -> Any:
-    return ipywidgets.Button(description=name, tooltip=tip, layout={"width": "auto"})
-
-
-def _plain(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    def _ipython_display_(self, **kwargs: object) -> None:
+        """Put the view on the page in an output of its own, which `keep_picture` can change later."""
+        self._display_id = self._display_id or f"pagedinfer-{self.model_id}"
+        publish(self._bundle(), self._display_id)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
+from pagedinfer.views.walk import Walk
 
-__all__ = ["BlockUse", "blocks_of", "difference_of", "divergence_of", "request_lines"]
+__all__ = ["BlockUse", "Lockstep", "blocks_of", "difference_of", "request_lines"]
 
 BlockUse = tuple[tuple[tuple[str, int], ...], int]
 """Owners of a block as (request, logical block), and the tokens written in it."""
@@ -31,34 +31,80 @@ def difference_of(first: State, second: State, names: Sequence[str]) -> str:
         a, b = first.last.scheduled.get(rid, 0), second.last.scheduled.get(rid, 0)
         if a != b:
             return f"{names[0]} computes {a} token{'' if a == 1 else 's'} of {rid}, {names[1]} {b}"
-    for queue in ("running", "waiting"):
+    for queue in ("running", "waiting", "swapped"):
         if getattr(first, queue) != getattr(second, queue):
             who = [", ".join(getattr(state, queue)[:6]) or "nobody" for state in (first, second)]
             return f"{queue}: {who[0]} in {names[0]}, {who[1]} in {names[1]}"
     for rid, request in first.requests.items():
         if request.block_table != (table := second.requests[rid].block_table):
-            return (
-                f"{rid} holds blocks {_ids(request.block_table)} in {names[0]}, {_ids(table)} in {names[1]}"
-            )
+            start = _same(request.block_table, table)
+            held = [_ids(ids, start) for ids in (request.block_table, table)]
+            return f"{rid} holds blocks {held[0]} in {names[0]}, {held[1]} in {names[1]}"
         if request.num_tokens != (count := second.requests[rid].num_tokens):
             return f"{rid} has {request.num_tokens} tokens in {names[0]}, {count} in {names[1]}"
     return ""
 
 
-def _ids(table: Sequence[int]) -> str:
-    return (" ".join(map(str, table[:8])) + (" …" if len(table) > 8 else "")) or "none"
+def _same(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids are the same from the start."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def divergence_of(first: Recording, second: Recording, names: Sequence[str]) -> tuple[int, str] | None:
-    """(step, sentence) of the first difference of two runs, None if there is none."""
-    states = zip_longest(first.states(), second.states())
-    for step, (ours, theirs) in enumerate(states, first.first_step):
-        if ours is None or theirs is None:
-            ended, other = names if ours is None else (names[1], names[0])
-            return step, f"{ended} has ended, {other} goes on"
-        if words := difference_of(ours, theirs, names):
-            return step, words
-    return None
+def _ids(table: Sequence[int], start: int) -> str:
+    """The block ids from logical block `start` on."""
+    ids = " ".join(map(str, table[start : start + 8])) + (" …" if len(table) > start + 8 else "")
+    return f"… {ids or 'and no more'}" if start else ids or "none"
+
+
+class Lockstep:
+    """Two runs step by step, also while they grow.
+
+    Attributes:
+        last: the last step that both have. states: of both at its end; not to be changed.
+        differs: for each step from the first to `last`, whether the runs differ at its end.
+        divergence: (step, sentence) of the first difference, None if there is none. Where the shorter run has nobody
+            left, it has ended, and what the other does from then on is a difference, too.
+    """
+
+    def __init__(self, first: Recording, second: Recording, names: Sequence[str]) -> None:
+        self._runs, self._names, self._walk = (first, second), names, Walk(first, second)
+        self.differs: list[bool] = []
+        self.divergence: tuple[int, str] | None = None
+        self._parted: tuple[int, str] | None = None
+
+    def read(self) -> None:
+        """Go along with the recordings."""
+        start = self._walk.step
+        del self.differs[start - self._runs[0].first_step :]
+        if self._parted is not None and self._parted[0] >= start:
+            self._parted = None
+        for step, states in self._walk.news():
+            words = difference_of(states[0], states[1], self._names)
+            self.differs.append(bool(words))
+            if words and self._parted is None:
+                self._parted = step, words
+        self.last, self.states = step, self._walk.newest
+        self.divergence = self._parted
+        if self.divergence is None and (ended := self.ended) is not None:
+            words = f"{self._names[ended]} has ended, {self._names[1 - ended]} goes on"
+            self.divergence = step + 1, words
+
+    @property
+    def shorter(self) -> int | None:
+        """Which run, 0 or 1, has fewer steps; None where they have the same."""
+        first, second = (run.last_step for run in self._runs)
+        return None if first == second else int(second < first)
+
+    @property
+    def ended(self) -> int | None:
+        """Which run has fewer steps and nobody left."""
+        shorter = self.shorter
+        return None if shorter is None or self.states[shorter].requests else shorter
+
+    def differ(self, step: int) -> bool:
+        """Whether the runs differ at the end of a step."""
+        return self.ended is not None if step > self.last else self.differs[step - self._runs[0].first_step]
 
 
 def blocks_of(state: State) -> dict[int, BlockUse]:
@@ -71,13 +117,13 @@ def blocks_of(state: State) -> dict[int, BlockUse]:
     return found
 
 
-def request_lines(states: Sequence[State], names: Sequence[str]) -> list[str]:
+def request_lines(states: Sequence[State], names: Sequence[str]) -> dict[str, str]:
     """A line for each live request that is not the same in both runs."""
-    lines = []
+    lines = {}
     for rid in [*states[0].requests, *(rid for rid in states[1].requests if rid not in states[0].requests)]:
         said = [_request_words(state, rid) for state in states]
         if said[0] != said[1]:
-            lines.append(f"{rid}: {names[0]}: {said[0]}; {names[1]}: {said[1]}")
+            lines[rid] = f"{rid}: {names[0]}: {said[0]}; {names[1]}: {said[1]}"
     return lines
 
 

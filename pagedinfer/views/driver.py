@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-__all__ = ["Follower", "drive"]
+__all__ = ["Driven", "Follower", "drive"]
 
 
 class Follower(Protocol):
@@ -46,3 +46,38 @@ async def drive(advance: Callable[[], bool], views: Sequence[Follower], steps: i
         for view in views:
             view.end()
     return more
+
+
+class Driven:
+    """`step`, `play` and `run_async` of a view that draws when steps have been run."""
+
+    def go_on(self, steps: int) -> bool:
+        """`step`, without keeping the picture."""
+        raise NotImplementedError
+
+    def keep_picture(self) -> None:
+        """Put the picture of now where a saved notebook will show it, if there is such a place."""
+
+    def step(self, steps: int = 1) -> bool:
+        """Run up to `steps` engine steps and show the newest. Returns whether there may be more."""
+        try:
+            return self.go_on(steps)
+        finally:
+            self.keep_picture()
+
+    def play(self, steps: int | None = None) -> bool:
+        """Run `steps` engine steps, or until the engine has nothing left to do."""
+        more = True
+        try:
+            while more and (steps is None or steps > 0):
+                more, steps = self.go_on(1), None if steps is None else steps - 1
+        finally:
+            self.keep_picture()
+        return more
+
+    async def run_async(self, steps: int | None = None) -> bool:
+        """`play` for `await`, in a worker thread."""
+        try:
+            return await drive(lambda: self.go_on(1), [], steps)
+        finally:
+            self.keep_picture()

@@ -13,14 +13,14 @@ from pagedinfer.trace.vllm_lines import is_vllm
 from pagedinfer.views.export import export_html
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import picture_svg
-from pagedinfer.views.png import block_map_png
+from pagedinfer.views.raster import png_of
 
 __all__ = ["ENDINGS", "TABLES", "export_file", "load_files"]
 
 ENDINGS = {
     ".html": "a page with the views and a slider, offline",
     ".svg": "block map and timeline of a step",
-    ".png": "block map of a step",
+    ".png": "the same",
     ".pftrace": "a trace for ui.perfetto.dev",
     ".csv": "a table",
     ".parquet": "a table",
@@ -30,7 +30,11 @@ ENDINGS = {
 
 TABLES = ("steps", "requests", "blocks", "events")
 
-USES = {"step": (".html", ".svg", ".png"), "request": (".html", ".svg"), "table": (".csv", ".parquet")}
+USES = {
+    "step": (".html", ".svg", ".png"),
+    "request": (".html", ".svg", ".png"),
+    "table": (".csv", ".parquet"),
+}
 """Which endings an option is for."""
 
 
@@ -71,17 +75,13 @@ def export_file(
     for name, value in (("step", step), ("request", request), ("table", table)):
         if value is not None and ending not in USES[name]:
             raise ConfigError(f"{name}={value!r}: it is for {', '.join(USES[name])}, not for {ending}.")
-    if request is not None and film_of(recording).lane(request) < 0:
-        raise ConfigError(f"request={request!r}: the recording has no such request.")
+    film_of(recording).lane(request)  # says so if there is no such request
     match ending:
         case ".html":
             export_html(recording, target, step=step, request=request)
-        case ".svg":
-            target.write_text(
-                picture_svg(recording, -1 if step is None else step, request), "utf-8", "backslashreplace"
-            )
-        case ".png":
-            target.write_bytes(block_map_png(recording, -1 if step is None else step))
+        case ".svg" | ".png":
+            svg = picture_svg(recording, -1 if step is None else step, request)
+            target.write_bytes(png_of(svg) if ending == ".png" else svg.encode())
         case ".pftrace":
             recording.to_perfetto(target)
         case ".csv":

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from operator import index
+from typing import Any
 from weakref import WeakKeyDictionary
 
+from pagedinfer.errors import ConfigError, readable
 from pagedinfer.trace.events import json_line
 from pagedinfer.trace.recording import Recording, RecordingError
 from pagedinfer.views.camera import Camera
@@ -19,6 +21,7 @@ from pagedinfer.views.frame import GONE, PREFILL, Frame, Lane
 __all__ = ["Film", "film_of"]
 
 KEYFRAME_STEPS = 64
+MAX_NAMED = 8
 
 
 class Film:
@@ -121,9 +124,39 @@ class Film:
                     row.append((now, line["s"], line["s"]))
         return {lane: row for lane, row in runs.items() if row}
 
-    def lane(self, request: str) -> int:
-        """The newest lane of a request id, -1 for an unknown one."""
-        return self._camera.lane_of.get(request, -1)
+    def find(self, request: str | None) -> int:
+        """The newest lane of a request id, as the recording or as the film has it; -1 for none and an unknown one."""
+        if request is None:
+            return -1
+        if (lane := self._camera.lane_of.get(request)) is not None:
+            return lane
+        return next((lane.number for lane in reversed(self.lanes) if lane.rid == request), -1)
+
+    def lane(self, request: str | None) -> int:
+        """The newest lane of a request id, -1 for None.
+
+        Raises:
+            ConfigError: the recording has no such request.
+        """
+        if request is not None and (not isinstance(request, str) or self.find(request) < 0):
+            ids = list(dict.fromkeys(lane.rid for lane in self.lanes))
+            hidden = len(ids) - MAX_NAMED
+            known = ", ".join(ids[:MAX_NAMED]) + (f" and {hidden} more" if hidden > 0 else "")
+            raise ConfigError(
+                f"request={request!r}: the recording has no such request; it has {known or 'none'}."
+            )
+        return self.find(request)
+
+    def selection(self, request: str | None, *, may_come: bool = False) -> dict[str, Any]:
+        """What a view selects at first: {"request": id as the film has it}, {} for None.
+
+        Raises:
+            ConfigError: the recording has no such request, nor `may_come` one: the view has no engine.
+        """
+        if isinstance(request, str) and may_come and self.find(request) < 0:
+            return {"request": readable(request)}
+        lane = self.lane(request)
+        return {} if request is None else {"request": self.lanes[lane].rid}
 
     # -- for the browser ----------------------------------------------------------------------------------------
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from pagedinfer.views.marks import SMALL, hatched, plain, round_up
-from pagedinfer.views.svg import number, path, rect, text
+from pagedinfer.views.marks import SMALL, hatched, round_up
+from pagedinfer.views.svg import number, path, rect, short, text
 
 __all__ = ["bins", "draw_histogram"]
 
 BARS = 24
-TALL, LEFT = 84, 34
-BASE = TALL + 8
+TALL, LEFT, TOP = 84, 34, 20
+BASE = TALL + TOP
+"""Above the bars there is a row for the limit's name."""
 
 
 def bins(values: Sequence[float], limit: float | None) -> tuple[float, list[int]]:
     """Width of a bar and how many values each holds, from 0 up; whole numbers get whole widths, the limit fits in."""
-    most = max([*values, limit or 0]) or 1
-    whole = all(value == int(value) for value in values) and (limit is None or limit >= 1)
+    known = Counter(values)  # gaps in steps are many, and few are different
+    most = max([*known, limit or 0]) or 1
+    whole = all(value == int(value) for value in known) and (limit is None or limit >= 1)
     size = max(1.0, round_up((most + 1) / BARS)) if whole else round_up(most / BARS)
     counts = [0] * (int(most / size + 1e-9) + 1)
-    for value in values:
-        counts[int(value / size + 1e-9)] += 1
+    for value, times in known.items():
+        counts[int(value / size + 1e-9)] += times
     return size, counts
 
 
@@ -32,10 +35,10 @@ def draw_histogram(
     size, counts = bins(values, limit)
     most, room = round_up(max([*counts, 1])), width - LEFT - 12
     bar = room / len(counts)
-    rules = f"M{LEFT} {BASE}H{number(LEFT + room)}M{LEFT} 8H{number(LEFT + room)}"
+    rules = f"M{LEFT} {BASE}H{number(LEFT + room)}M{LEFT} {TOP}H{number(LEFT + room)}"
     out = [path("pi-s-line", rules)]
-    for y, value in ((12, most), (BASE + 4, 0)):
-        out.append(text(LEFT - 6, y, plain(value), f"{SMALL} pi-num", "end"))
+    for y, value in ((TOP + 4, int(most)), (BASE + 4, 0)):
+        out.append(text(LEFT - 6, y, short(value), f"{SMALL} pi-num", "end"))
     for i, count in enumerate(counts):
         if count:
             high = max(2, TALL * count / most)
@@ -50,8 +53,8 @@ def draw_histogram(
     out += [text(LEFT + i * bar, BASE + 16, say(i * size), f"{SMALL} pi-num", "middle") for i in names]
     if limit is not None:
         x = LEFT + min(limit / size + (0.5 if size == 1 else 0), len(counts)) * bar
-        line = f"M{number(x)} 4V{BASE}"
+        line = f"M{number(x)} {TOP - 14}V{BASE}"
         out.append(path("pi-s-accent", line, 'fill="none" stroke-width="2" stroke-dasharray="5 3"'))
         x, anchor = (x - 5, "end") if x > LEFT + room - 60 else (x + 5, "")
-        out.append(text(x, 16, f"SLO {say(limit)}", "pi-accent pi-small pi-strong", anchor))
+        out.append(text(x, TOP - 6, f"SLO {say(limit)}", "pi-accent pi-small pi-strong", anchor))
     return out, BASE + 22

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import pairwise
 
 from pagedinfer.errors import ConfigError
-from pagedinfer.trace.events import Fork, Submit
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.address_space import Extent, Layout, external_fragmentation, is_contiguous, layout_of
 from pagedinfer.views.marks import (
     PATTERNS,
     SMALL,
+    attribute,
     cursor,
     heading,
+    part_of,
+    scale_of,
     share,
     step_axis,
     wrapped,
@@ -22,12 +23,16 @@ from pagedinfer.views.marks import (
 from pagedinfer.views.palette import colour_of, texture_of
 from pagedinfer.views.stepped import Sheet, SteppedView
 from pagedinfer.views.svg import GUTTER, Scale, number, path, rect, text, textures, translate
+from pagedinfer.views.walk import Arrivals, Walk
 
 __all__ = ["FragmentationLab", "named_recordings"]
 
 MAX_RECORDINGS = 8
 STRIP, ARROWS, CHART = 34, 26, 90
 MAX_MOVES = 6
+MAX_NAMED = 4096
+"""Blocks of a pool up to which the stretches say which blocks they are."""
+
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "4 4", "1 2", "12 4", "6 2 1 2")
 
 
@@ -76,21 +81,26 @@ class FragmentationLab(SteppedView):
         self.recordings = named_recordings(recordings)
         for recording in self.recordings.values():
             recording.at(recording.first_step)  # says so if it is empty
+        self._walks = {name: Walk(recording) for name, recording in self.recordings.items()}
+        self._arrivals = [Arrivals(recording) for recording in self.recordings.values()]
+        self.fragmentation: dict[str, dict[int, float]] = {
+            name: {} for name, recording in self.recordings.items() if is_contiguous(recording)
+        }
         super().__init__(title, list(self.recordings.values()), step)
 
     def read(self) -> tuple[int, int]:
         """The requests' colours and the chart's lines."""
         self._layouts: dict[tuple[str, int], Layout] = {}
         self._numbers: dict[str, int] = {}
-        for recording in self.recordings.values():
-            for event in recording.events:
-                if isinstance(event, Submit | Fork):
-                    self._numbers.setdefault(event.rid, len(self._numbers))
-        self.fragmentation = {
-            name: {state.step: external_fragmentation(state) for state in recording.states()}
-            for name, recording in self.recordings.items()
-            if is_contiguous(recording)
-        }
+        for arrivals in reversed(self._arrivals):
+            self._numbers |= arrivals.read()
+        for name, walk in self._walks.items():
+            if (values := self.fragmentation.get(name)) is None:
+                continue
+            for late in [step for step in reversed(values) if step >= walk.step]:
+                del values[late]
+            for step, (state,) in walk.news():
+                values[step] = external_fragmentation(state)
         first = min(recording.first_step for recording in self.recordings.values())
         return first, max(recording.last_step for recording in self.recordings.values())
 
@@ -99,7 +109,9 @@ class FragmentationLab(SteppedView):
         recording = self.recordings[name]
         step = max(recording.first_step, min(recording.last_step, self.clamp(step)))
         if (name, step) not in self._layouts:
-            self._layouts[name, step] = layout_of(recording, step)
+            walk = self._walks[name]
+            newest = walk.newest[0] if walk.newest and step == recording.last_step else None
+            self._layouts[name, step] = layout_of(recording, step, newest)
         return self._layouts[name, step]
 
     # -- drawing --------------------------------------------------------------------------------------------------
@@ -111,12 +123,12 @@ class FragmentationLab(SteppedView):
         sheet.add(*heading(self.title, sheet.words, width))
         for i, name in enumerate(self.recordings):
             layout = self.layout(name, step)
-            ended = self.recordings[name].last_step
-            late = f" (ended at step {ended})" if ended < step else ""
+            last = self.recordings[name].last_step
+            late = f" (at step {last}, its last)" if last < step else ""
             sheet.notes += [f"{name}{late}: {layout.words()}", *(f"  {cause}" for cause in layout.causes)]
             sheet.height += 10
             sheet.add(*heading(name + late, layout.words(), width))
-            self._strip(sheet, layout, f"{i}", ended >= step)
+            self._strip(sheet, layout, f"{i}", last >= step)
         if self.fragmentation:
             self._chart(sheet, step)
         sheet.add(_legend(), 30)
@@ -190,12 +202,12 @@ class FragmentationLab(SteppedView):
             f"{extent.rid}: blocks {extent.first} to {extent.first + extent.count - 1}, "
             f"{extent.tokens} of {extent.count * layout.block_size} token slots written"
         )
-        at = f'data-k="{key}/{escape(extent.rid)}/{extent.part}" data-x="{number(x)}"'
-        return f"<g {at}><title>{escape(words)}</title>{body}</g>"
+        blocks = range(extent.first, extent.first + extent.count) if layout.num_blocks <= MAX_NAMED else ()
+        at = f'data-k="{key}/{attribute(extent.rid)}/{extent.part}" data-x="{number(x)}"'
+        return part_of(body, extent.rid, blocks, title=words, more=at)
 
     def _chart(self, sheet: Sheet, step: int) -> None:
-        first, last = self.first_step, self.last_step
-        scale = Scale(first, last, GUTTER, (sheet.width - GUTTER - 14) / (last - first + 1))
+        scale = scale_of(self.first_step, self.last_step, sheet.width - GUTTER - 14)
         sheet.height += 14
         sheet.add([text(0, 12, "External fragmentation by step", "pi-ink pi-h")], 24)
         x, y, names = 0.0, 10.0, []
@@ -231,18 +243,19 @@ def _arrow(pairs: Sequence[tuple[int, int]], scale: float, row: int) -> str:
 
 def _density(layout: Layout, width: int) -> list[str]:
     """More pieces than pixels: columns of blocks, filled by the share in use."""
-    columns = (width - 2) // 2
+    columns, size = min((width - 2) // 2, layout.num_blocks), layout.num_blocks
     used = [0] * columns
     for extent in layout.extents:
         for block_id in range(extent.first, extent.first + extent.count):
-            used[block_id * columns // layout.num_blocks] += 1
-    each = layout.num_blocks / columns
-    out = [rect("pi-free pi-s-line", 1, 0, columns * 2, STRIP)]
-    out += [
-        rect("pi-live", 1 + 2 * i, STRIP * (1 - n / each), 2, STRIP * n / each)
-        for i, n in enumerate(used)
-        if n
-    ]
+            used[block_id * columns // size] += 1
+    wide = (width - 2) / columns
+    out = [rect("pi-free pi-s-line", 1, 0, width - 2, STRIP)]
+    for i, count in enumerate(used):
+        if count:
+            high = (
+                STRIP * count / (-(-(i + 1) * size // columns) + -i * size // columns)
+            )  # of the column's blocks
+            out.append(rect("pi-live", 1 + wide * i, STRIP - high, wide, high))
     return out
 
 

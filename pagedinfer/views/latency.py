@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import chain
 from typing import Any
 
 from pagedinfer.errors import ConfigError
@@ -11,8 +13,19 @@ from pagedinfer.trace.metrics import percentile
 from pagedinfer.trace.phases import PHASES
 from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.views.histogram import bins, draw_histogram
-from pagedinfer.views.lives import DECODE, PREFILL, QUEUE, RECOMPUTE, STALL, Life, lives_of
-from pagedinfer.views.marks import PATTERNS, SMALL, cursor, hatched, heading, plain, share, step_axis
+from pagedinfer.views.lives import DECODE, PREFILL, QUEUE, RECOMPUTE, STALL, Life, Lives
+from pagedinfer.views.marks import (
+    PATTERNS,
+    SMALL,
+    cursor,
+    hatched,
+    heading,
+    part_of,
+    plain,
+    scale_around,
+    share,
+    step_axis,
+)
 from pagedinfer.views.stepped import Sheet, SteppedView
 from pagedinfer.views.svg import GUTTER, Scale, fit, number, path, rect, text, translate
 
@@ -56,19 +69,29 @@ class Latency(SteppedView):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if name not in SERIES or not is_number or not value > 0:
                 raise ConfigError(f"slo {name}={value!r}: give TTFT, TPOT or ITL a number of {unit} above 0.")
+        if unit not in ("steps", "seconds"):
+            raise ConfigError(f'unit={unit!r}: it must be "steps" or "seconds".')
         self.unit, self.recording = unit, recording_of(recording)
+        self._lives = Lives(self.recording, unit)
         super().__init__(title, [self.recording], step)
+        if self._no_time():
+            raise ConfigError('The recording has no wall time; use unit="steps".')
 
     def read(self) -> tuple[int, int]:
         """The lives of all requests."""
-        self.lives = lives_of(self.recording, self.unit)
+        self.lives = self._lives.read()
         return self.recording.first_step, self.recording.last_step
+
+    def _no_time(self) -> bool:
+        return any(life.times.submitted is None for life in self.lives)
 
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def known(self, step: int | None = None) -> list[Life]:
         """The lives of the requests submitted by the end of a step, as they stood then."""
         step = self.clamp(step)
+        if step == self.last_step:
+            return list(self.lives)
         return [life.until(step) for life in self.lives if life.submitted <= step]
 
     def values(self, name: str, step: int | None = None) -> list[float]:
@@ -79,7 +102,9 @@ class Latency(SteppedView):
         """Whether a request ended by itself and kept all limits."""
         if life.why not in ("stop", "length"):
             return False
-        return all(value <= limit for name, limit in self.slo.items() for value in _values([life], name))
+        times = life.times
+        reached = {"TTFT": times.ttft, "TPOT": times.tpot, "ITL": life.longest_gap}
+        return all((reached[name] or 0) <= limit for name, limit in self.slo.items())
 
     def say(self, value: float) -> str:
         """A latency as it is written: two decimals in steps, three digits in seconds."""
@@ -90,13 +115,14 @@ class Latency(SteppedView):
     def sheet(self, step: int, width: int) -> Sheet:
         """Waterfall over histograms, three in a row where they fit."""
         lives = self.known(step)
-        sheet = Sheet(width, self._words(lives, step), self._notes(lives))
+        values = {name: sorted(_values(lives, name)) for name in SERIES}
+        sheet = Sheet(width, self._words(lives, step), self._notes(lives, values))
         sheet.add([PATTERNS], 0)
         sheet.add(*heading(self.title, sheet.words, width))
         self._waterfall(sheet, lives, step)
         columns = 3 if width >= 640 else 1
         room = (width - 24 * (columns - 1)) / columns
-        parts = [self._distribution(name, _values(lives, name), room) for name in SERIES]
+        parts = [self._distribution(name, values[name], room) for name in SERIES]
         tall = max(height for _, height in parts)
         for i in range(0, 3, columns):
             row = [
@@ -109,16 +135,16 @@ class Latency(SteppedView):
     def _words(self, lives: Sequence[Life], step: int) -> str:
         ended = sum(life.finished is not None for life in lives)
         words = f"step {step}: {len(lives)} requests, {ended} ended; latencies in {self.unit}"
+        if self._no_time():
+            words += ", which the recording does not have"
         if self.slo:
             met = sum(map(self.within, lives))
             limits = ", ".join(f"{name} ≤ {self.say(limit)}" for name, limit in self.slo.items())
             words += f"; {met} of {len(lives)} ended within {limits} (goodput {share(met, len(lives))})"
         return words
 
-    def _notes(self, lives: Sequence[Life]) -> list[str]:
-        notes = [
-            f"{name} ({what}): {self._summary(name, _values(lives, name))}" for name, what in SERIES.items()
-        ]
+    def _notes(self, lives: Sequence[Life], values: Mapping[str, Sequence[float]]) -> list[str]:
+        notes = [f"{name} ({what}): {self._summary(name, values[name])}" for name, what in SERIES.items()]
         for life in lives[:MAX_ROWS]:
             spent = ", ".join(f"{phase} {n}" for phase in PHASES if (n := life.steps(phase)))
             notes.append(f"{life.rid}: {self._times(life)}; steps: {spent or 'none yet'}")
@@ -127,12 +153,13 @@ class Latency(SteppedView):
         return notes
 
     def _summary(self, name: str, values: Sequence[float]) -> str:
+        """Percentiles of sorted values, and how many of them are within the limit."""
         if not values:
             return "no value yet"
         marks = [f"p{p} {self.say(percentile(values, p) or 0)}" for p in PERCENTILES]
-        words = " · ".join([f"{len(values)} values", *marks, f"max {self.say(max(values))}"])
+        words = " · ".join([f"{len(values)} values", *marks, f"max {self.say(values[-1])}"])
         if name in self.slo:
-            within = sum(value <= self.slo[name] for value in values)
+            within = bisect_right(values, self.slo[name])
             words += f" · {share(within, len(values))} within {self.say(self.slo[name])}"
         return words
 
@@ -145,38 +172,42 @@ class Latency(SteppedView):
 
     def _waterfall(self, sheet: Sheet, lives: Sequence[Life], step: int) -> None:
         side = SIDE if sheet.width >= 700 else 0
-        first, last = self.first_step + 1, max(self.first_step + 1, self.last_step)
-        column = (sheet.width - GUTTER - 8 - side) / (last - first + 1)
-        scale = Scale(first, last, GUTTER, min(column, 28))
-        near = (
-            sorted(lives, key=lambda life: step - (life.finished or step)) if len(lives) > MAX_ROWS else lives
-        )
-        shown = sorted(near[:MAX_ROWS], key=lambda life: life.number)
+        first = self.first_step + 1
+        scale = scale_around(first, self.last_step, step, sheet.width - GUTTER - 8 - side)
+        near = sorted(lives, key=lambda life: step - (step if life.finished is None else life.finished))
+        shown, hidden = sorted(near[:MAX_ROWS], key=lambda life: life.number), near[MAX_ROWS:]
         sheet.add(step_axis(scale, 12), 18)
         top = sheet.height
         for life in shown:
             sheet.add(self._row(life, scale, sheet.width, side), ROW)
-        if (hidden := len(lives) - len(shown)) > 0:
-            sheet.add([text(GUTTER, 14, f"and {hidden} more requests, which ended before", SMALL)], ROW)
+        if hidden:
+            live = sum(life.finished is None for life in hidden)
+            rest = f"{live} of them not ended" if live else "which ended before"
+            sheet.add([text(GUTTER, 14, f"and {len(hidden)} more requests, {rest}", SMALL)], ROW)
         if first <= step:
             sheet.over(top, [cursor(scale, step, sheet.height - top)])
         legend, tall = _legend(sheet.width - 20)
         sheet.add(legend, tall + 16)
 
     def _row(self, life: Life, scale: Scale, width: int, side: int) -> list[str]:
-        out = [text(0, 14, fit(life.rid, GUTTER - 12), "pi-ink pi-strong")]
+        """What stays as it is, and apart from it the newest: its last run, and the line of its times."""
+        runs = []
         for phase, a, b in life.runs:
             words = f"{life.rid} {phase}, steps {a} to {b}" if b > a else f"{life.rid} {phase}, step {a}"
-            mark = _mark(phase, scale.x(a), scale.x(b + 1) - scale.x(a))
-            out.append(f"<g><title>{escape(words)}</title>{mark}</g>")
-        if life.token_steps:
+            left, right = max(a, scale.first), min(b, scale.last) + 1
+            if left < right:
+                mark = _mark(phase, scale.x(left), scale.x(right) - scale.x(left))
+                runs.append(f"<g><title>{escape(words)}</title>{mark}</g>")
+        before, last = "".join(runs[:-1]), "".join(runs[-1:])
+        if life.token_steps and scale.first <= life.token_steps[0] <= scale.last:
             x = number(scale.x(life.token_steps[0] + 1))
-            out.append(path("pi-s-ink", f"M{x} 1V19", 'stroke-width="1.8"'))
+            last += path("pi-s-ink", f"M{x} 1V19", 'stroke-width="1.8"')
         if side:
             late = self.slo and life.finished is not None and not self.within(life)
             tone = "pi-alarm pi-small pi-strong pi-num" if late else f"{SMALL} pi-num"
-            out.append(text(width - side + 12, 14, fit(self._times(life), side - 12, 11), tone))
-        return out
+            last += text(width - side + 12, 14, fit(self._times(life), side - 12, 11), tone)
+        name = text(0, 14, fit(life.rid, GUTTER - 12), "pi-ink pi-strong")
+        return [part_of(name + before, life.rid), part_of(last, life.rid)]
 
     def _distribution(self, name: str, values: Sequence[float], width: float) -> tuple[list[str], float]:
         lines = self._summary(name, values).split(" · ")
@@ -208,7 +239,7 @@ class Latency(SteppedView):
 
 def _values(lives: Sequence[Life], name: str) -> list[float]:
     if name == "ITL":
-        return [gap for life in lives for gap in life.times.itl]
+        return list(chain.from_iterable(life.gaps for life in lives))
     if name not in SERIES:
         raise ConfigError(f"No latency {name!r}: there are {', '.join(SERIES)}.")
     found = (life.times.ttft if name == "TTFT" else life.times.tpot for life in lives)

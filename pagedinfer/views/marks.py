@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from html import escape
 
-from pagedinfer.views.svg import Scale, number, path, rect, text
+from pagedinfer.views.svg import GUTTER, Scale, number, path, rect, text
 
 __all__ = [
-    "PATTERNS", "SMALL", "block_names", "cursor", "flow", "hatched", "heading", "plain", "round_up",
-    "runs_of", "share", "step_axis", "wrapped",
+    "PATTERNS", "SMALL", "attribute", "block_names", "cursor", "flow", "hatched", "heading", "part_of", "plain",
+    "round_up", "runs_of", "scale_around", "scale_of", "share", "step_axis", "wrapped",
 ]  # fmt: skip
 
 SMALL = "pi-muted pi-small"
@@ -23,6 +24,31 @@ PATTERNS = (
     '<path class="pi-s-muted" stroke-opacity=".75" stroke-width="1" d="M-1 8L8 -1M-1 1L1 -1M6 8L8 6"/></pattern></defs>'
 )
 """Hatchings, each its own: what was lost (alarm), what is allocated and empty (on amber), what is idle (muted)."""
+
+
+_SPACES = str.maketrans({"\n": "&#10;", "\r": "&#13;", "\t": "&#9;"})
+"""Characters that a parser would turn into spaces in an attribute."""
+
+
+def attribute(value: str) -> str:
+    """`value` as it stands between the quotes of an attribute."""
+    return escape(value).translate(_SPACES)
+
+
+def part_of(
+    body: str, rid: str | None = None, blocks: Iterable[int] = (), *, title: str = "", more: str = ""
+) -> str:
+    """The part of a drawing that stands for a request, for blocks, or for blocks of a request.
+
+    A page selects them by a click on it, and highlights it with its relatives. Such parts must not lie in each other.
+    `title` is what the mouse says there, `more` are further attributes.
+    """
+    ids = " ".join(map(str, blocks))
+    at = f' data-blocks="{ids}"' if ids else ""
+    at += "" if rid is None else f' data-rid="{attribute(rid)}"'
+    return (
+        f"<g{at}{' ' + more if more else ''}>{f'<title>{escape(title)}</title>' if title else ''}{body}</g>"
+    )
 
 
 def hatched(name: str, x: float, y: float, w: float, h: float) -> str:
@@ -83,6 +109,30 @@ def heading(title: str, words: str, width: float) -> tuple[list[str], float]:
     """A view's name over a sentence, and the height of both."""
     lines, tall = wrapped(words, 31, width)
     return [text(0, 12, title, "pi-ink pi-h"), *lines], 24 + tall
+
+
+def scale_of(first: int, last: int, room: float) -> Scale:
+    """An axis of all steps, right of the gutter and `room` pixels wide at most.
+
+    It may end a little after `last`, so that a run that grows moves what is drawn only now and then.
+    """
+    steps = max(1, last - first + 1)
+    grain = 1 << max(0, steps.bit_length() - 5)
+    steps = -(-steps // grain) * grain
+    return Scale(first, first + steps - 1, GUTTER, min(28.0, room / steps))
+
+
+def scale_around(first: int, last: int, step: int, room: float) -> Scale:
+    """As `scale_of`; where a step would get less than a pixel, of a stretch of steps that holds `step`.
+
+    It moves by a quarter of its length: a cursor that moves, and a run that grows, leave it in place for long.
+    """
+    whole = scale_of(first, last, room)
+    if whole.column >= 1:
+        return whole
+    quarter = max(1, int(room) // 4)
+    start = first + max(0, (step - first) // quarter - 3) * quarter
+    return Scale(start, start + 4 * quarter - 1, GUTTER, room / (4 * quarter))
 
 
 def cursor(scale: Scale, step: int, height: float) -> str:

@@ -125,9 +125,7 @@ def _counts(frame: Frame) -> str:
 def details_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:
     """The block table of a request, or the queues where none is given, as an SVG file."""
     film = film_of(recording)
-    return document(
-        "Details", details_pane(film, film.frame(step), film.lane(request) if request else -1, 940)
-    )
+    return document("Details", details_pane(film, film.frame(step), film.lane(request), 940))
 
 
 def details_pane(film: Film, frame: Frame, lane: int, width: int) -> Drawing:

@@ -16,7 +16,7 @@ from pagedinfer.views.panels import details_pane, queues_pane
 from pagedinfer.views.svg import Drawing, document, translate
 from pagedinfer.views.timeline import draw_timeline
 
-__all__ = ["PANES", "check_panes", "describe", "picture_svg"]
+__all__ = ["PANES", "check_panes", "describe", "lane_picture", "picture_svg"]
 
 PANES = ("blocks", "budget", "queues", "timeline", "memory", "chains", "details")
 """Every pane of the engine view, in its order."""
@@ -73,13 +73,18 @@ def picture_svg(
     """Panes below each other as one SVG file, `width` pixels wide; `request` is marked in all of them.
 
     Raises:
-        ConfigError: no such pane, or a width out of its range. RecordingError: no such step.
+        ConfigError: no such pane or request, or a width out of its range. RecordingError: no such step.
     """
+    return lane_picture(recording, step, film_of(recording).lane(request), panes, width)
+
+
+def lane_picture(recording: Recording, step: int, lane: int, panes: Sequence[str], width: int = 940) -> str:
+    """`picture_svg` with a lane marked, none for -1. Raises what that raises."""
     if isinstance(width, bool) or not isinstance(width, int) or not 240 <= width <= 20_000:
         raise ConfigError(f"width={width!r}: it must be an integer from 240 to 20000, in pixels.")
     film = film_of(recording)
     panes = check_panes(panes)
-    step, lane = film.clamp(step), film.lane(request) if request else -1
+    step = film.clamp(step)
     panes = shown_panes(film.frame(step), panes, lane)
     drawings = [_draw(film, pane, step, lane, width) for pane in panes]
     body, y = [], 0

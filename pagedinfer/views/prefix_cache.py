@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.metrics import kept_events
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.marks import block_names
+from pagedinfer.views.walk import is_told
 
-__all__ = ["CachedPrefix", "PrefixCache", "prefix_caches"]
+__all__ = ["CachedPrefix", "PrefixCache", "PrefixCaches", "prefix_caches"]
+
+KEPT_STEPS = 64
+"""Every so many steps a folded cache is kept, so that going back is quick."""
 
 
 @dataclass(slots=True)
@@ -51,11 +55,19 @@ class PrefixCache:
     num_cached_tokens: int = 0
     asked_tokens: int = 0
     causes: list[str] = field(default_factory=list)
-    _keys: dict[str, list[int]] = field(default_factory=dict)
+    _keys: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _new: dict[str, int] = field(default_factory=dict)  # prompt lengths of those that were not admitted yet
     _admitted: list[str] = field(default_factory=list)  # since the last commit
     _seen: set[int] = field(default_factory=set)  # keys that were cached once
     _at: dict[int, int] = field(default_factory=dict)  # block -> key
+
+    def copy(self) -> PrefixCache:
+        """An independent one."""
+        prefixes = {key: replace(prefix) for key, prefix in self.prefixes.items()}
+        return replace(
+            self, prefixes=prefixes, causes=list(self.causes), _keys=dict(self._keys), _new=dict(self._new),
+            _admitted=list(self._admitted), _seen=set(self._seen), _at=dict(self._at),
+        )  # fmt: skip
 
     def begin(self, step: int) -> None:
         """Open a step."""
@@ -67,16 +79,16 @@ class PrefixCache:
             case ev.Meta():
                 self.block_size = int(event.config.get("block_size", 1))
             case ev.Submit():
-                self._keys[event.rid], self._new[event.rid] = list(event.keys), event.num_prompt_tokens
+                self._keys[event.rid], self._new[event.rid] = tuple(event.keys), event.num_prompt_tokens
             case ev.Fork():
-                self._keys[event.rid] = list(event.keys)
+                self._keys[event.rid] = tuple(event.keys)
             case ev.Admit():
                 self._admitted.append(event.rid)
             case ev.Commit():
                 while self._admitted:  # who has not asked by now shares a prompt, and never will
                     self._new.pop(self._admitted.pop(), None)
                 for rid, keys in event.keys.items():
-                    self._keys.setdefault(rid, []).extend(keys)
+                    self._keys[rid] = (*self._keys.get(rid, ()), *keys)
             case ev.Cache() if event.group == 0:
                 self._publish(event)
             case ev.Hit():
@@ -99,7 +111,7 @@ class PrefixCache:
                         self.prefixes[self._at[block_id]].priority = kept
 
     def _publish(self, event: ev.Cache) -> None:
-        chain, parent = self._keys.get(event.rid, []), event.parent
+        chain, parent = self._keys.get(event.rid, ()), event.parent
         before = dict(zip(chain[1:], chain, strict=False))  # blocks between may be cached as another's
         for block_id, key in zip(event.pblks, event.keys, strict=True):
             parent = before.get(key, parent)
@@ -119,7 +131,7 @@ class PrefixCache:
             self.num_cached_tokens += event.n
         if not event.n:
             return
-        for key in self._keys.get(event.rid, [])[: -(-event.n // self.block_size)]:
+        for key in self._keys.get(event.rid, ())[: -(-event.n // self.block_size)]:
             if key in self.prefixes:
                 self.prefixes[key].hits += 1
                 self.prefixes[key].used = self.step
@@ -141,14 +153,36 @@ class PrefixCache:
         return found
 
 
+class PrefixCaches:
+    """The cache at the end of any step of a recording, also while it grows."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._now: PrefixCache | None = None
+        self._kept: dict[int, PrefixCache] = {}
+
+    def forget(self) -> None:
+        """The recording has grown: what was folded last may have been half told."""
+        self._now = None
+
+    def at(self, step: int) -> PrefixCache:
+        """The cache at a step: read it before you ask for another. Asking for later steps in turn is quick."""
+        first, last = self._recording.first_step, self._recording.last_step
+        if self._now is None or self._now.step > step:
+            known = max((s for s in self._kept if s <= step), default=None)
+            self._now = PrefixCache(step=first - 1) if known is None else self._kept[known].copy()
+        for number in range(self._now.step + 1, step + 1):
+            events = self._recording.step_events(number)
+            self._now.begin(number)
+            for event in kept_events(events):
+                self._now.apply(event)
+            if number % KEPT_STEPS == 0 and number < last and is_told(events) and number not in self._kept:
+                self._kept[number] = self._now.copy()
+        return self._now
+
+
 def prefix_caches(recording: Recording) -> Iterator[PrefixCache]:
     """The cache at the end of every step in turn: one object that changes, so read it before going on."""
-    by_step: dict[int, list[ev.Event]] = {}
-    for event in kept_events(recording.events):
-        by_step.setdefault(event.step, []).append(event)
-    cache = PrefixCache()
+    caches = PrefixCaches(recording)
     for step in range(recording.first_step, recording.last_step + 1):
-        cache.begin(step)
-        for event in by_step.get(step, ()):
-            cache.apply(event)
-        yield cache
+        yield caches.at(step)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
 from pagedinfer.trace.recording import Recording, recording_of
-from pagedinfer.views.marks import PATTERNS, SMALL, block_names, hatched, heading, share, wrapped
-from pagedinfer.views.prefix_cache import CachedPrefix, PrefixCache, prefix_caches
+from pagedinfer.views.marks import PATTERNS, SMALL, block_names, hatched, heading, part_of, share, wrapped
+from pagedinfer.views.prefix_cache import CachedPrefix, PrefixCache, PrefixCaches
 from pagedinfer.views.stepped import Sheet, SteppedView
 from pagedinfer.views.svg import fit, number, rect, text, translate
 
@@ -45,23 +43,17 @@ class PrefixTree(SteppedView):
 
     def __init__(self, recording: Recording, *, step: int = -1, title: str = "Prefix tree") -> None:
         self.recording = recording = recording_of(recording)
+        self._caches = PrefixCaches(recording)
         super().__init__(title, [recording], step)
 
     def read(self) -> tuple[int, int]:
-        """Start over: a cache that was folded half-way into a step is not kept."""
-        self._caches: Iterator[PrefixCache] = iter(())
-        self._now: PrefixCache | None = None
+        """Only the steps' numbers: the caches are folded when they are asked for."""
+        self._caches.forget()
         return self.recording.first_step, self.recording.last_step
 
     def cache(self, step: int | None = None) -> PrefixCache:
         """The cache at a step: read it before you ask for another. Asking for later steps in turn is quick."""
-        step = self.clamp(step)
-        if self._now is None or self._now.step > step:
-            self._caches = prefix_caches(self.recording)
-            self._now = next(self._caches)
-        while self._now.step < step:
-            self._now = next(self._caches)
-        return self._now
+        return self._caches.at(self.clamp(step))
 
     # -- drawing --------------------------------------------------------------------------------------------------
 
@@ -149,22 +141,25 @@ class PrefixTree(SteppedView):
             body += hatched("idle", x, y, w, h)
         hits, blocks, names = f"×{prefix.hits}", len(cell.chain), block_names(p.block_id for p in cell.chain)
         wide = w >= 12 * len(hits) + 46
-        body += text(x + 4, y + 13, hits, "pi-ink pi-small pi-strong pi-num")
+        if _fits(hits, w):
+            body += text(x + 4, y + 13, hits, "pi-ink pi-small pi-strong pi-num")
         line = f"blocks {names}" if blocks > 1 else f"block {names}"
         line = line if _fits(line, w) or blocks == 1 else f"{blocks} blocks"
         if h >= (26 if wide else 44) and _fits(line, w):
             body += text(x + 4, y + (26 if wide else 39), line, "pi-ink pi-small pi-num")
-        at = f'data-k="{prefix.key}" data-x="{number(x)}" data-y="{number(y)}"'
-        out = [f"<g {at}><title>{escape(_cell_words(cell, cache))}</title>{body}</g>"]
-        out.append(rect("pi-slack", x + 1, y + h - 4, (w - 2) * age / oldest, 3))
+        at, ids = (
+            f'data-k="{prefix.key}" data-x="{number(x)}" data-y="{number(y)}"',
+            [p.block_id for p in cell.chain],
+        )
+        late = rect("pi-slack", x + 1, y + h - 4, (w - 2) * age / oldest, 3)
         if _fits(f"age {age}", w):
             place = (x + 4 + 7 * len(hits) + 8, y + 13) if wide else (x + 4, y + 26)
-            out.append(text(*place, f"age {age}", "pi-ink pi-small pi-num"))
-        return out
+            late += text(*place, f"age {age}", "pi-ink pi-small pi-num")
+        return [part_of(body, blocks=ids, title=_cell_words(cell, cache), more=at), part_of(late, blocks=ids)]
 
 
 def _fits(words: str, width: float) -> bool:
-    return fit(words, width - 5, 11) == words
+    return fit(words, width - 8, 11) == words
 
 
 def _alike(cell: _Cell, prefix: CachedPrefix, users: dict[int, int]) -> bool:

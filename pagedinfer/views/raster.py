@@ -1,7 +1,7 @@
 """Our own SVG pictures as PNG, by the standard library: rectangles, straight lines, stripes and plain capitals.
 
-A notebook that is not trusted shows no SVG; this is what it shows instead. It knows the few shapes that the views
-with a cursor use, not SVG at large.
+A notebook that is not trusted shows no SVG; this is what it shows instead. It knows the few shapes that our views
+use, not SVG at large; round corners are cut.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from pagedinfer.views.palette import LIGHT, TINT, ink_on, mix
-from pagedinfer.views.png import _encode
+from pagedinfer.views.png import encode_png
 
 __all__ = ["png_of"]
 
-_NAMES = ("page", "card", "ink", "muted", "line", "free", "accent", "live", "slack", "alarm")
+_NAMES = ("page", "card", "ink", "muted", "line", "free", "accent", "live", "slack", "alarm", "cached")
 _MOVE = re.compile(r"translate\((-?[\d.]+) (-?[\d.]+)\)")
-_COMMAND = re.compile(r"([MLHVhvzZ])([^MLHVhvzZ]*)")
+_COMMAND = re.compile(r"([A-Za-z])([^A-Za-z]*)")
 
 # Glyphs of 3 by 5 pixels, a row an octal digit.
 _GLYPHS = (
@@ -46,7 +46,7 @@ def png_of(svg: str) -> bytes:
     _, _, width, height = (round(float(part) * _ZOOM) for part in root.attrib["viewBox"].split())
     canvas = _Canvas(width, height)
     canvas.draw(root, 0, 0)
-    return _encode(canvas.lines, list(canvas.colours))
+    return encode_png(canvas.lines, list(canvas.colours))
 
 
 def _tone(name: str) -> str | None:
@@ -157,24 +157,25 @@ class _Canvas:
 
 
 def _outlines(d: str, x: float, y: float) -> Iterator[list[Point]]:
-    """The lines of a path's data: absolute M, L, H, V and relative h, v."""
+    """The lines of a path's data; a curve goes straight to its end."""
     line: list[Point] = []
     for command, numbers in _COMMAND.findall(d):
-        values = [float(part) for part in numbers.replace(",", " ").split()]
+        values = [float(part) for part in numbers.replace(",", " ").replace("-", " -").split()]
+        if command in "Zz":
+            line.append(line[0])
+            continue
         if command == "M":
             if len(line) > 1:
                 yield line
             line = []
-        if command in "ML":
-            line += [(x + a, y + b) for a, b in zip(values[::2], values[1::2], strict=True)]
-        elif command in "Zz":
-            line.append(line[0])
-        else:
-            for value in values:
-                last = line[-1]
-                line.append(
-                    {"H": (x + value, last[1]), "h": (last[0] + value, last[1]),
-                     "V": (last[0], y + value), "v": (last[0], last[1] + value)}[command]
-                )  # fmt: skip
+        across, down = line[-1] if command.islower() else (x, y)
+        kind, size = command.upper(), {"H": 1, "V": 1, "Q": 4, "C": 6}.get(command.upper(), 2)
+        for i in range(0, len(values), size):
+            a, b = values[i + size - 2 : i + size] if size > 1 else (values[i], values[i])
+            line.append(
+                (line[-1][0] if kind == "V" else across + a, line[-1][1] if kind == "H" else down + b)
+            )
+            if command.islower():
+                across, down = line[-1]
     if len(line) > 1:
         yield line

@@ -1,40 +1,20 @@
-"""Script, style and offline page of the views with a cursor."""
+"""Script and style of the views with a cursor, and their place on an offline page."""
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
-from collections.abc import Mapping
 from functools import cache
-from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedinfer.views.assets import read_static
-from pagedinfer.views.page import KEYS, PAGE
+from pagedinfer.views.page import PageView
 from pagedinfer.views.palette import css, static_css
 
 if TYPE_CHECKING:
     from pagedinfer.views.stepped import SteppedView
 
-__all__ = ["sheet_esm", "sheet_style", "write_page"]
+__all__ = ["page_view", "sheet_esm", "sheet_style"]
 
 SCRIPTS = ("dom", "controls", "sheet")
-
-# Stands in for anywidget's model: the same module runs on it.
-_MODEL = """
-const data = JSON.parse(document.getElementById("data").textContent);
-const bytes = Uint8Array.from(atob(data.film), (c) => c.charCodeAt(0));
-const whole = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-const values = { ...data.model, film: new DataView(await new Response(whole).arrayBuffer()) };
-const model = {
-  get: (name) => values[name],
-  set(name, value) { values[name] = value; },
-  send() {}, on() {}, off() {},
-};
-render({ model, el: document.getElementById("view") });
-"""
 
 
 @cache
@@ -51,19 +31,7 @@ def sheet_style() -> str:
     return "\n".join([css(".pi-view"), read_static("view.css"), schemes, read_static("sheet.css")])
 
 
-def write_page(view: SteppedView, target: Path, summary: Mapping[str, str]) -> Path:
-    """Write the offline page of `view`."""
-    model = {"title": view.title, "cursor": view.cursor}
-    data = json.dumps({"model": model, "film": base64.b64encode(zlib.compress(view.encode(), 9)).decode()})
-    cells = "".join(
-        f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>"
-        for name, value in summary.items()
-    )
-    page = PAGE.format(
-        title=escape(view.title), style=sheet_style() + read_static("page.css"),
-        summary=f'<dl class="pi-summary">{cells}</dl>' if cells else "", picture=view.svg(),
-        rest=f"<footer>{KEYS}</footer>",
-        data=data.replace("<", "\\u003c"), script=sheet_esm().replace("export default { render };", "") + _MODEL,
-    )  # fmt: skip
-    target.write_text(page, encoding="utf-8", errors="backslashreplace")
-    return target
+def page_view(view: SteppedView) -> PageView:
+    """`view` with the drawings of its steps, for a page."""
+    model = {"title": view.title, "cursor": view.cursor, "selected": view.selected}
+    return PageView("sheet", view.title, model, view.encode(), view.svg(), sheet_esm(), sheet_style())

@@ -1,12 +1,19 @@
-"""The widget behind the views with a cursor: it has the drawings of all steps and scrubs without asking the kernel."""
+"""The widget behind the views with a cursor: it holds the drawings of many steps and scrubs without asking the kernel.
+
+The drawing of a step that it does not hold, in a long run or one that has grown since, comes from the kernel as soon
+as the cursor is there (`tail`), but none before the browser has drawn the last one (`seen`): a view that nobody sees
+costs nothing.
+"""
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
 
+from pagedinfer.views.link import POSTING
 from pagedinfer.views.sheet_page import sheet_esm, sheet_style
 from pagedinfer.views.told import take_in
 
@@ -17,17 +24,41 @@ __all__ = ["SheetWidget", "widget_of"]
 
 
 class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
-    """The drawings of a view, and the step shown. `film` is `SteppedView.encode`'s bytes."""
+    """The drawings of a view, and the step shown: `SteppedView.encode`'s bytes, deflated in `film`, plain in `tail`."""
 
+    tier = "anywidget"
     _ipython_display_ = None  # ipywidgets 7 would bypass _repr_mimebundle_
     _esm = sheet_esm()
     _css = sheet_style()
     film = traitlets.Bytes(b"").tag(sync=True)
+    tail = traitlets.Bytes(b"").tag(sync=True)
     title = traitlets.Unicode("").tag(sync=True)
+    exact = traitlets.Bool(True).tag(sync=True)  # somebody draws what the film does not hold
+    live = traitlets.Bool(False).tag(sync=True)
     cursor = traitlets.Int(0).tag(sync=True, echo_update=False)
+    selected = traitlets.Dict().tag(sync=True, echo_update=False)
+    ask = traitlets.Dict().tag(sync=True, echo_update=False)
+    answer = traitlets.Dict().tag(sync=True)
+    seen = traitlets.Int(0).tag(
+        sync=True, echo_update=False
+    )  # number of the last drawing that a browser has drawn
 
-    def __init__(self, **traits: Any) -> None:
-        super().__init__(**traits)
+    def __init__(self, view: SteppedView) -> None:
+        self._view = view
+        self._showing = False
+        self._sent = 0  # drawings sent in `tail`
+        self._held: tuple[int, int] | None = None  # step and version of the last one
+        self._steps, self._film_version = frozenset(view.frames()), view.version
+        super().__init__(
+            film=zlib.compress(view.encode(), 1),
+            title=view.title,
+            cursor=view.cursor,
+            selected=view.selected,
+            live=view.is_live,
+        )
+        self.observe(self._on_move, ["cursor", "selected"])
+        self.observe(self._on_ask, "ask")
+        self.observe(lambda _: self.show(self._view), "seen")
         self.on_msg(lambda _, content, __: take_in(self, content))
 
     def view_reference(self) -> dict[str, Any]:
@@ -35,7 +66,37 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         return {"application/vnd.jupyter.widget-view+json": view}
 
+    def show(self, view: SteppedView) -> None:
+        """Cursor, selection and, where the film does not hold it, the drawing of the view's step: one message."""
+        now = view.cursor, view.version
+        is_held = now == self._held or (view.cursor in self._steps and view.version == self._film_version)
+        with POSTING, self.hold_sync():
+            self._showing = True
+            try:
+                self.cursor, self.selected, self.live = view.cursor, view.selected, view.is_live
+                if not is_held and self.seen >= self._sent:
+                    self._sent, self._held = self._sent + 1, now
+                    self.tail = view.encode(step=view.cursor, number=self._sent)
+            finally:
+                self._showing = False
+
+    def _on_move(self, change: Any) -> None:
+        if not self._showing:
+            self._view.moved(**{"step" if change["name"] == "cursor" else "selected": change["new"]})
+
+    def _on_ask(self, change: Any) -> None:
+        ask, answer = change["new"], {"id": change["new"].get("id"), "more": False, "error": ""}
+        try:
+            if steps := int(ask.get("steps", 0)):
+                answer["more"] = self._view.advance(min(steps, 100))
+        except Exception as error:
+            answer["error"] = f"{type(error).__name__}: {error}"  # the view shows it
+        self.answer = answer
+        if ask.get("keep"):
+            for link in self._view.links():
+                link.keep()
+
 
 def widget_of(view: SteppedView) -> SheetWidget:
     """A widget that shows `view`."""
-    return SheetWidget(film=view.encode(), title=view.title, cursor=view.cursor)
+    return SheetWidget(view)

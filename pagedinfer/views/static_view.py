@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagedinfer.trace.recording import Recording
-from pagedinfer.views.bundle import static_bundle, text_of
+from pagedinfer.views.bundle import alt_texts
+from pagedinfer.views.driver import Driven
 from pagedinfer.views.film import film_of
 from pagedinfer.views.picture import PANES, check_panes
+from pagedinfer.views.shown import Shown
 
 __all__ = ["StaticView"]
 
 
-class StaticView:
+class StaticView(Driven, Shown):
     """A view without a widget. Same arguments and methods as `EngineView`; each look draws the cursor's step anew.
 
     Attributes:
@@ -21,7 +23,7 @@ class StaticView:
         tier: "static". why: a sentence that says why this is not a widget, shown with the text.
     """
 
-    tier = "static"
+    tier = called = "static"
 
     def __init__(
         self,
@@ -36,58 +38,69 @@ class StaticView:
     ) -> None:
         self.panes = check_panes(panes)
         self.recording, self.title, self.why = recording, title, why
-        self.cursor = film_of(recording).clamp(step)
-        self.selected: dict[str, Any] = {"request": request} if request else {}
+        self._cursor = film_of(recording).clamp(step)
+        self._selected = film_of(recording).selection(request, may_come=advance is not None)
         self._advance = advance
 
-    def step(self, steps: int = 1) -> bool:
-        """Run up to `steps` engine steps and show the newest. Returns whether there may be more."""
+    # -- time and selection -------------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> int:
+        """The step shown."""
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, step: int) -> None:
+        self.moved(film_of(self.recording).clamp(step))
+
+    @property
+    def selected(self) -> dict[str, Any]:
+        """{"request": id}, {"block": number} or {}."""
+        return self._selected
+
+    @selected.setter
+    def selected(self, selected: Mapping[str, Any]) -> None:
+        self.moved(selected=selected)
+
+    def moved(self, step: int | None = None, selected: Mapping[str, Any] | None = None) -> None:
+        """Go to this step, or the nearest there is, and select; None is as before."""
+        film = film_of(self.recording)
+        if step is not None:
+            self._cursor = min(max(step, film.first_step), film.last_step)
+        if selected is not None:
+            self._selected = dict(selected)
+
+    # -- driving ------------------------------------------------------------------------------------------------
+
+    def go_on(self, steps: int) -> bool:
+        """`step`, without keeping the picture."""
         more = self._advance is not None
-        for _ in range(steps):
-            more = more and self._advance is not None and bool(self._advance())
-        self.refresh()
+        try:
+            with film_of(self.recording).driving:
+                for _ in range(steps):
+                    more = more and self._advance is not None and bool(self._advance())
+        finally:
+            self.refresh()
         return more
-
-    def play(self, steps: int | None = None) -> bool:
-        """Run `steps` engine steps, or until the engine has nothing left to do."""
-        more = True
-        while more and (steps is None or steps > 0):
-            more, steps = self.step(), None if steps is None else steps - 1
-        return more
-
-    async def run_async(self, steps: int | None = None) -> bool:
-        """`play`, for notebooks that also run with a widget."""
-        return self.play(steps)
 
     def refresh(self) -> None:
         """Show the recording's newest step."""
-        self.cursor = film_of(self.recording).last_step
+        self._cursor = film_of(self.recording).last_step
 
     def close(self) -> None:
         """Let go of the engine."""
         self._advance = None
 
-    def to_svg(self) -> str:
-        """The picture as an SVG file."""
-        return picture_of(self)
+    # -- static -------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        text = text_of(self.recording, self.cursor, self.panes, "EngineView")
-        return f"{text}\n  static: {self.why}" if self.why else text
+        return f"{self.text()}\n  {self.called}: {self.why}" if self.why else self.text()
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
-    ) -> dict[str, Any]:
-        bundle = static_bundle(
-            self.recording, self.cursor, self.selected.get("request"), self.panes, "EngineView"
-        )
-        return bundle | {"text/plain": repr(self)}
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle = self._static()
+        return bundle, alt_texts(bundle)
 
-
-def picture_of(view: Any) -> str:
-    """The SVG of any view's cursor and selection."""
-    return str(
-        static_bundle(view.recording, view.cursor, view.selected.get("request"), view.panes, "")[
-            "image/svg+xml"
-        ]
-    )
+    def _static(self) -> dict[str, Any]:
+        return super()._static() | {"text/plain": repr(self)}

@@ -7,66 +7,31 @@ with each part once, so that a browser scrubs without Python and shows the very 
 from __future__ import annotations
 
 import base64
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from importlib import import_module
 from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.errors import RecordingError, readable
+from pagedinfer.trace.recording import Recording
+from pagedinfer.views.film import film_of
+from pagedinfer.views.link import POSTING, Link, link_of
+from pagedinfer.views.page import write_page
 from pagedinfer.views.raster import png_of
-from pagedinfer.views.svg import Drawing, document, translate
+from pagedinfer.views.sheet import NARROW, WIDE, Sheet, check_width, encode_sheets
+from pagedinfer.views.svg import document
 
-__all__ = ["NARROW", "WIDE", "Sheet", "Source", "SteppedView", "check_width"]
-
-WIDE, NARROW = 920, 430
-"""Widths in pixels that a page and a widget choose from: a projector's and a phone's."""
+__all__ = ["NARROW", "WIDE", "Front", "Sheet", "Source", "SteppedView"]
 
 MAX_FRAMES = 400
 """Most steps that a page or a widget holds; longer runs are shown at evenly spaced steps, and say so."""
 
 
-@dataclass(slots=True)
-class Sheet:
-    """The drawing of one step: layers of SVG parts, each layer at its height, from top to bottom.
-
-    Attributes:
-        words: what it shows, in a sentence. notes: further lines of text with the numbers.
-    """
-
-    width: int
-    words: str = ""
-    notes: list[str] = field(default_factory=list)
-    height: float = 0
-    layers: list[tuple[float, list[str]]] = field(default_factory=list)
-
-    def add(self, parts: list[str], height: float) -> None:
-        """A layer below those that are there."""
-        self.layers.append((self.height, parts))
-        self.height += height
-
-    def over(self, y: float, parts: list[str]) -> None:
-        """A layer over those that are there, at the height `y`."""
-        self.layers.append((y, parts))
-
-    def drawing(self) -> Drawing:
-        """All layers as one drawing."""
-        body = "".join(translate(0, y, "".join(parts)) for y, parts in self.layers)
-        return Drawing(body, self.width, round(self.height), self.words)
-
-
-def check_width(width: int) -> int:
-    """The width.
-
-    Raises:
-        ConfigError: it is no integer from 320 to 4000.
-    """
-    if isinstance(width, bool) or not isinstance(width, int) or not 320 <= width <= 4000:
-        raise ConfigError(f"width={width!r}: it must be an integer from 320 to 4000, in pixels.")
-    return width
+FRONTS = (("pagedinfer.views.sheet_widget", "widget_of"), ("pagedinfer.views.core_sheet", "core_of"))
+"""What can show a view in a notebook, the best first: anywidget, core ipywidgets."""
 
 
 class Source(Protocol):
@@ -80,23 +45,45 @@ class Source(Protocol):
         """How much is in it."""
 
 
+class Front(Protocol):
+    """What shows a view in a notebook; it calls `SteppedView.moved` when its user does something."""
+
+    tier: str
+
+    def view_reference(self) -> dict[str, Any]:
+        """The part of a MIME bundle that shows it."""
+
+    def show(self, view: SteppedView) -> None:
+        """Draw the view's cursor, selection and newest steps."""
+
+    def close(self) -> None:
+        """Take it off the page."""
+
+
 class SteppedView(ABC):
     """A view of one or more recordings with a cursor.
 
     In a notebook it is a widget where the extra "view" is installed (Left and Right step, Shift for ten, Home and
-    End, Space plays), and a picture elsewhere. Where what it shows grows, it goes along.
+    End, Space plays, a click selects), one of core ipywidgets without anywidget, and a picture elsewhere. Where what it
+    shows grows, it goes along; and all views of a recording go to the same step and have the same selection, unless
+    `linked` is set to False.
 
     Attributes:
         title: the view's name, for headings and screen readers.
         sources: what it reads.
         first_step, last_step: the steps it can show.
+        version: how often what it reads had grown when it last looked.
+        linked: whether it shares step and selection with the other views.
+        tier: how it is shown: "anywidget", "ipywidgets" or "static". why: a sentence that says why not by anywidget.
     """
 
     name = "view"
 
     def __init__(self, title: str, sources: Sequence[Source], step: int | None) -> None:
-        self.title, self.sources = title, tuple(sources)
-        self._widget: Any = None
+        self.title, self.sources, self.linked = title, tuple(sources), True
+        self.version, self._selected = 0, dict[str, Any]()
+        self._front: Front | None = None
+        self._display_id, self.why = "", ""
         self._known = self._lengths()
         self.first_step, self.last_step = self.read()
         self._cursor = self.last_step
@@ -112,6 +99,16 @@ class SteppedView(ABC):
     def sheet(self, step: int, width: int) -> Sheet:
         """The drawing of a step."""
 
+    def related(self, step: int, width: int) -> Sheet:
+        """The drawing of a step with the block tables of that step, where it is of one recording."""
+        sheet = self.sheet(step, width)
+        if len(self.sources) == 1 and (recordings := self._recordings()):
+            film = film_of(recordings[0])
+            frame = film.frame(min(max(step, film.first_step), film.last_step))
+            rows = ((film.lanes[lane].rid, row.block_table) for lane, row in frame.rows.items())
+            sheet.tables = {rid: table for rid, table in rows if table}
+        return sheet
+
     # -- growing --------------------------------------------------------------------------------------------------
 
     def _lengths(self) -> list[tuple[int, int]]:
@@ -126,25 +123,42 @@ class SteppedView(ABC):
         now = self._lengths()
         if now == self._known:
             return False
-        at_end = self.cursor == self.last_step
+        at_end = self._cursor == self.last_step
         self._known = now
         self.first_step, self.last_step = self.read()
+        self.version += 1
         if at_end:
-            self.cursor = self.last_step
+            self._cursor = self.last_step
         return True
 
-    # -- time -----------------------------------------------------------------------------------------------------
+    # -- time and selection ---------------------------------------------------------------------------------------
 
     @property
     def cursor(self) -> int:
         """The step shown."""
-        return int(self._widget.cursor) if self._widget is not None else self._cursor
+        return self._cursor
 
     @cursor.setter
     def cursor(self, step: int) -> None:
-        self._cursor = self.clamp(step)
-        if self._widget is not None:
-            self._widget.cursor = self._cursor
+        self.moved(self.clamp(step))
+
+    @property
+    def selected(self) -> dict[str, Any]:
+        """{"request": id}, {"block": number} or {}."""
+        return self._selected
+
+    @selected.setter
+    def selected(self, selected: Mapping[str, Any]) -> None:
+        self.moved(selected=selected)
+
+    def moved(self, step: int | None = None, selected: Mapping[str, Any] | None = None) -> None:
+        """Go to a step or select, here and in the views that are linked; None is as before."""
+        if selected and "request" in selected:
+            selected = {"request": readable(str(selected["request"]))}
+        with POSTING:
+            self.go_along(step, selected)
+            for link in self.links():
+                link.tell(self, step, selected)
 
     def clamp(self, step: int | None) -> int:
         """`step`, negative numbers counted from the end; None is the cursor.
@@ -152,6 +166,7 @@ class SteppedView(ABC):
         Raises:
             RecordingError: there is no such step.
         """
+        self.update()
         if step is None:
             return self.cursor
         if not isinstance(step, bool) and hasattr(step, "__index__"):
@@ -161,13 +176,69 @@ class SteppedView(ABC):
                 return number
         raise RecordingError(f"No step {step!r}: this view has {self.first_step} to {self.last_step}.")
 
+    @property
+    def tier(self) -> str:
+        """How it is shown: "anywidget", "ipywidgets" or "static", which it is until it was shown."""
+        return "static" if self._front is None else self._front.tier
+
+    # -- as a member of links, see `views.link` ---------------------------------------------------------------------
+
+    def _recordings(self) -> list[Recording]:
+        found = (getattr(source, "recording", source) for source in self.sources)
+        return [one for one in found if isinstance(one, Recording)]
+
+    def links(self) -> list[Link]:
+        """The links of what it shows."""
+        return [link_of(recording) for recording in dict.fromkeys(self._recordings())]
+
+    def go_along(self, step: int | None, selected: Mapping[str, Any] | None) -> None:
+        """Show this step, or the nearest there is, and this selection."""
+        self.update()
+        if step is not None:
+            self._cursor = min(max(step, self.first_step), self.last_step)
+        if selected is not None:
+            self._selected = dict(selected)
+        if self._front is not None:
+            self._front.show(self)
+
+    def grow(self) -> None:
+        """Show what the sources have got since."""
+        if self.update() and self._front is not None:
+            self._front.show(self)
+
+    def keep_picture(self) -> None:
+        """Put the picture of now into the output that the view was shown in: what a saved notebook will show."""
+        if self._display_id:
+            from pagedinfer.views.output import publish
+
+            publish(self._repr_mimebundle_(), self._display_id, update=True)
+
+    def advance(self, steps: int) -> bool:
+        """Run up to `steps` engine steps, where the recording's engine can be driven from here, shown in all views.
+
+        Returns:
+            Whether there may be more.
+        """
+        more = [link.step(steps) for link in self.links() if link.is_live]  # all of them
+        return any(more)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether `advance` does anything."""
+        return any(link.is_live for link in self.links())
+
+    def close(self) -> None:
+        """Take the view off the page."""
+        if self._front is not None:
+            self._front.close()
+            self._front, self._display_id = None, ""
+
     # -- showing --------------------------------------------------------------------------------------------------
 
     def svg(self, step: int | None = None, width: int = WIDE) -> str:
         """The drawing of a step (default: the cursor's) as an SVG file, `width` pixels wide and its margin."""
-        return document(self.title, self.sheet(self.clamp(step), check_width(width)).drawing())
-
-    to_svg = svg
+        sheet = self.related(self.clamp(step), check_width(width))
+        return document(self.title, sheet.drawing(self._selected))
 
     def png(self, step: int | None = None, width: int = WIDE) -> bytes:
         """The drawing of a step as a PNG file in the light theme; its text is drawn in plain capitals."""
@@ -176,7 +247,7 @@ class SteppedView(ABC):
     def text(self, step: int | None = None) -> str:
         """The view in words and numbers: equal for equal runs."""
         sheet = self.sheet(self.clamp(step), WIDE)
-        return "\n".join([f"{self.name}: {sheet.words}", *(f"  {line}" for line in sheet.notes)])
+        return readable("\n".join([f"{self.name}: {sheet.words}", *(f"  {line}" for line in sheet.notes)]))
 
     def html(self, path: str | PathLike[str], *, summary: Mapping[str, str] | None = None) -> Path:
         """Write the view with its slider as one page that needs no network, and return its path.
@@ -185,42 +256,29 @@ class SteppedView(ABC):
             path: the file to write.
             summary: name -> number with unit, shown on top.
         """
-        from pagedinfer.views.sheet_page import write_page
+        from pagedinfer.views.sheet_page import page_view
 
-        return write_page(self, Path(path), summary or {})
+        return write_page(Path(path), self.title, [page_view(self)], summary or {})
 
     def frames(self) -> list[int]:
-        """The steps that a page or a widget shows: all of them, up to `MAX_FRAMES`; the cursor's is among them."""
+        """The steps that a page or a widget holds: all of them, up to `MAX_FRAMES`; the cursor's is among them."""
         steps = range(self.first_step, self.last_step + 1)
         if len(steps) <= MAX_FRAMES:
             return list(steps)
         chosen = {steps[i * (len(steps) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)}
         return sorted(chosen | {self.cursor})
 
-    def encode(self, widths: Sequence[int] = (WIDE, NARROW)) -> bytes:
-        """The drawings of `frames()` in each width, as JSON for `static/sheet.js`.
-
-        `parts` holds each SVG part once. A frame is [height, layers]; a layer is [y, part numbers], or 0 where it
-        equals the same layer of the frame before.
-        """
-        numbers: dict[str, int] = {}
-        steps, say, sizes = self.frames(), [], []
-        for width in widths:
-            frames: list[list[Any]] = []
-            before: list[list[Any]] = []
-            for step in steps:
-                sheet = self.sheet(step, width)
-                if width == widths[0]:
-                    say.append(sheet.words)
-                now = [[y, [numbers.setdefault(p, len(numbers)) for p in parts]] for y, parts in sheet.layers]
-                kept = [0 if i < len(before) and layer == before[i] else layer for i, layer in enumerate(now)]
-                frames.append([round(sheet.height), kept])
-                before = now
-            sizes.append({"width": width, "frames": frames})
-        skipped = self.last_step - self.first_step + 1 - len(steps)
-        note = f"{len(steps)} of {len(steps) + skipped} steps are shown, evenly spaced." if skipped else ""
-        data = {"steps": steps, "say": say, "parts": list(numbers), "sizes": sizes, "note": note}
-        return json.dumps(data, separators=(",", ":"), ensure_ascii=True).encode()
+    def encode(
+        self, widths: Sequence[int] = (WIDE, NARROW), step: int | None = None, number: int = 0
+    ) -> bytes:
+        """The drawings of `frames()`, or of one step, as JSON for `static/sheet.js`; `number` counts those."""
+        self.update()
+        steps = self.frames() if step is None else [step]
+        count = self.last_step - self.first_step + 1
+        note = f"{len(steps)} of {count} steps are held, evenly spaced." if len(steps) < count else ""
+        facts = {"range": [self.first_step, self.last_step], "version": self.version, "note": note}
+        facts |= {"number": number} if number else {}
+        return encode_sheets(self.related, steps, widths, **facts)
 
     def __repr__(self) -> str:
         return self.text()
@@ -235,14 +293,30 @@ class SteppedView(ABC):
             "image/png": base64.b64encode(png_of(svg)).decode(),
             "text/plain": self.text(),
         }
-        try:
-            from pagedinfer.views.sheet_widget import widget_of
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] not in ("anywidget", "ipywidgets", "traitlets"):
-                raise
-            why = f'the live view needs {error.name}; pip install "pagedinfer[view]" brings it.'
-            bundle["text/plain"] += f"\n  static: {why}"
-            return bundle
-        if self._widget is None:
-            self._widget = widget_of(self)
-        return dict(self._widget.view_reference()) | bundle
+        self._open()
+        if self.why:
+            bundle["text/plain"] += f"\n  {'static' if self._front is None else 'core widgets'}: {self.why}"
+        return (self._front.view_reference() if self._front is not None else {}) | bundle
+
+    def _open(self) -> None:
+        """Make the best front that the installed packages allow, and take part in the links from now on."""
+        for module, maker in FRONTS if self._front is None else ():
+            try:
+                self._front = getattr(import_module(module), maker)(self)
+            except ModuleNotFoundError as error:
+                if (error.name or "").split(".")[0] not in ("anywidget", "ipywidgets", "traitlets"):
+                    raise
+                self.why = (
+                    self.why or f'the live view needs {error.name}; pip install "pagedinfer[view]" brings it.'
+                )
+                continue
+            for link in self.links():
+                link.join(self)
+            return
+
+    def _ipython_display_(self, **kwargs: object) -> None:
+        """Put the view on the page in an output of its own, which `keep_picture` can change later."""
+        from pagedinfer.views.output import publish
+
+        self._display_id = self._display_id or f"pagedinfer-{id(self):x}"
+        publish(self._repr_mimebundle_(), self._display_id)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from pagedinfer.errors import readable
 from pagedinfer.views.palette import colour_of, static_css, texture_of
 
 __all__ = [
@@ -64,7 +65,8 @@ class Drawing:
 def document(title: str, drawing: Drawing) -> str:
     """A whole SVG file: scales to its container, paints its own background, has a name and a description.
 
-    Characters that XML does not allow (ids may have any) are left out: one of them would spoil the whole picture.
+    Characters that XML does not allow (ids may have any) are left out, half of a surrogate pair is shown as its escape:
+    one of them would spoil the whole picture.
     """
     pad, width, height = 16, drawing.width + 32, drawing.height + 32
     svg = (
@@ -74,7 +76,7 @@ def document(title: str, drawing: Drawing) -> str:
         f"<style>{_STYLE}{static_css()}</style>"
         f'<rect class="pi-page" width="{width}" height="{height}"/>{translate(pad, pad, drawing.body)}</svg>'
     )
-    return _NOT_XML.sub("", svg)
+    return _NOT_XML.sub("", readable(svg))
 
 
 def translate(x: float, y: float, body: str) -> str:

@@ -135,5 +135,5 @@ def _legend(away: bool) -> str:
 def timeline_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:
     """The batch timeline as an SVG file, with the column of `step` marked."""
     film = film_of(recording)
-    drawing = draw_timeline(film, film.clamp(step), film.lane(request) if request else -1, 940)
+    drawing = draw_timeline(film, film.clamp(step), film.lane(request), 940)
     return document("Batch timeline", drawing)

@@ -3,13 +3,14 @@
 The browser has the whole film and scrubs without asking. Stepping past its end asks the kernel (`ask`), which runs
 the engine and sends the lines that are new (`tail`) with the outcome (`answer`) in one message: one message per
 frame, none queued, whatever the engine's speed. Callbacks come on the main thread or on a subshell's, hence
-the locks: `_driving` for one advance at a time, `_posting` for one message at a time, the film's own for reading it.
+the locks: `_driving` for one advance at a time, `POSTING` for one message at a time, the film's own for reading it.
 An engine runs under `_driving` alone, so that a subscriber (which holds the engine's lock) can read this view.
+
+Other views of the recording go where this one goes, see `views.link`.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,14 +19,16 @@ from typing import Any
 import anywidget
 import traitlets
 
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, describe_error, readable
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.assets import esm, style
 from pagedinfer.views.breaks import Breaks, Stop, Watching
-from pagedinfer.views.bundle import static_bundle, text_of
 from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
-from pagedinfer.views.picture import PANES, check_panes, picture_svg
+from pagedinfer.views.link import POSTING, link_of
+from pagedinfer.views.output import publish
+from pagedinfer.views.picture import PANES, check_panes
+from pagedinfer.views.shown import Shown
 from pagedinfer.views.told import take_in
 
 __all__ = ["EngineView"]
@@ -36,7 +39,7 @@ PATIENCE = 1.0
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
+class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
     """Linked panes over a recording; with `advance`, over an engine that runs while you look.
 
     Left and Right step, Shift for ten, Home and End, Space plays; click a block or a request to see its relatives
@@ -48,7 +51,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
             asks: a widget callback's, the caller's of `step` or `play`, or a worker's in `run_async`.
         panes: some of "blocks", "budget", "queues", "timeline", "memory", "chains", "details".
         step: the step to open at; -1 is the last.
-        request: a request to select.
+        request: a request to select; with `advance` it may be one that is yet to come.
         title: the view's name for screen readers.
         frames_per_second: the most frames that `play` and `run_async` send.
         watch: who takes the conditions typed into the view's box (`Watching`; a session's breakpoints). Without one
@@ -58,6 +61,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
     Attributes:
         tier: "anywidget".
         cursor: the step shown. selected: {"request": id}, {"block": number} or {}.
+        linked: whether other views of the recording share both (True).
         error: the message of the last `advance` that failed, "" when none did.
     """
 
@@ -99,7 +103,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         self.recording = recording
         self.error = ""
         film = film_of(recording)
-        self._driving, self._posting = film.driving, threading.RLock()
+        self._driving, self._link, self.linked, self._quiet = film.driving, link_of(recording), True, False
         self._advance = advance
         self._sent = film.last_step
         self._pause_asked = False
@@ -108,22 +112,22 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         self._stop: list[Any] | None = None
         super().__init__(
             film=film.encode(), title=title, panes=list(check_panes(panes)), live=advance is not None,
-            cursor=film.clamp(step), selected={"request": request} if request else {},
+            cursor=film.clamp(step), selected=film.selection(request, may_come=advance is not None),
             watching=self._breaks.is_possible, breaks=self._breaks.data(),
         )  # fmt: skip
         self.observe(self._on_ask, "ask")
+        self.observe(self._on_move, ["cursor", "selected"])
+        self._link.join(self)
         self.on_msg(lambda _, content, __: take_in(self, content))
 
     # -- driving ------------------------------------------------------------------------------------------------
 
     def step(self, steps: int = 1) -> bool:
         """Run up to `steps` engine steps and show the newest. Returns whether there may be more."""
-        with self._driving:
-            try:
-                return self._run(steps)
-            finally:
-                self._show()
-                self.keep_picture()
+        try:
+            return self.go_on(steps)
+        finally:
+            self.keep_picture()
 
     def play(self, steps: int | None = None) -> bool:
         """Run `steps` engine steps, or until nothing is left to do, and show them as they come.
@@ -137,7 +141,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
                 more = self._run_locked()
                 steps = None if steps is None else steps - 1
                 if time.monotonic() - shown >= self._frame_seconds:
-                    self._show()
+                    self._show(rest=False)
                     shown = time.monotonic()
         finally:
             self._show()
@@ -164,7 +168,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         waited = time.monotonic() - self._shown_at
         drawn = self.seen >= self._shown_step or waited >= PATIENCE
         if waited >= self._frame_seconds and drawn:
-            self._show()
+            self._show(rest=False)
             self._shown_at, self._shown_step = time.monotonic(), self._sent
         return not self._pause_asked
 
@@ -173,6 +177,14 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         self.driving = False
         self._show()
         self.keep_picture()
+
+    def go_on(self, steps: int) -> bool:
+        """`step` for a view that is linked: the picture of a saved notebook comes later."""
+        with self._driving:
+            try:
+                return self._run(steps)
+            finally:
+                self._show()
 
     def pause(self) -> None:
         """Stop `run_async` after the step it is in."""
@@ -206,7 +218,7 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
             try:
                 more = bool(self._advance())
             except Exception as error:
-                self.error = f"{type(error).__name__}: {error}"
+                self.error = readable(describe_error(error))
                 raise
             self.error = ""
             if stop := self._breaks.newest(known):
@@ -216,22 +228,47 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
 
     # -- the front end ------------------------------------------------------------------------------------------
 
-    def _show(self) -> None:
-        self._post(self._sent)
+    def _show(self, rest: bool = True) -> None:
+        self._post(self._sent, rest=rest)
 
-    def _post(self, have: int, answer: dict[str, Any] | None = None) -> None:
+    # What a link asks of a view.
+
+    def go_along(self, step: int | None, selected: Mapping[str, Any] | None) -> None:
+        """Another view shows this step or has this selection now."""
+        with self.hold_sync():
+            if step is not None:
+                film = film_of(self.recording)
+                if film.last_step > self._sent:
+                    self._post(self._sent)
+                self.cursor = min(max(step, film.first_step), film.last_step)
+            if selected is not None:
+                self.selected = dict(selected)
+
+    def grow(self) -> None:
+        """Show what other hands have added; a run of this view's shows itself."""
+        if not self.driving:
+            self._show()
+
+    def _on_move(self, change: Any) -> None:
+        if not self._quiet:
+            name = "step" if change["name"] == "cursor" else "selected"
+            self._link.tell(self, **{name: change["new"]})
+
+    def _post(self, have: int, answer: dict[str, Any] | None = None, rest: bool = True) -> None:
         """One message: the lines after step `have` (that one again, it may have changed), cursor and outcome."""
         film = film_of(self.recording)
-        with self._posting, self.hold_sync():
+        with POSTING, self.hold_sync():
             following = self.cursor >= min(have, self._sent)
             with film.lock:  # both of the same moment
                 tail, last = film.encode(have), film.last_step
             self.tail, self._sent = tail, last
             if following:
-                self.cursor = last
+                self._quiet, self.cursor = True, last  # other views follow by themselves
+                self._quiet = False
             stop, self._stop = self._stop, None
             self.breaks = self._breaks.data()
             self.answer = (answer or {"error": self.error}) | ({"stop": stop} if stop else {})
+        self._link.grew(self, rest)
 
     def _on_ask(self, change: Any) -> None:
         ask = change["new"]
@@ -261,22 +298,14 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
 
     # -- static -------------------------------------------------------------------------------------------------
 
-    def to_svg(self) -> str:
-        """What the view shows, as an SVG file."""
-        return picture_svg(self.recording, self.cursor, self.selected.get("request"), self.panes)
-
     def __repr__(self) -> str:
-        return text_of(self.recording, self.cursor, self.panes, "EngineView")
+        return self.text()
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None, **kwargs: object
     ) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         return {WIDGET_VIEW: view} | self._static()
-
-    def _static(self) -> dict[str, Any]:
-        request = self.selected.get("request")
-        return static_bundle(self.recording, self.cursor, request, self.panes, "EngineView")
 
     def _ipython_display_(self, **kwargs: object) -> None:
         """Put the view on the page in an output of its own, which `keep_picture` can change later.
@@ -293,10 +322,5 @@ class EngineView(anywidget.AnyWidget):  # type: ignore[misc]
         """
         if self._display_id:
             publish(self._repr_mimebundle_() if live else self._static(), self._display_id, update=True)
-
-
-def publish(bundle: dict[str, Any], display_id: str, update: bool = False) -> None:
-    """Show a MIME bundle in an output of this id, or change the output that has it."""
-    from IPython.display import publish_display_data
-
-    publish_display_data(bundle, transient={"display_id": display_id}, **({"update": True} if update else {}))
+        if live:
+            self._link.keep(self)

@@ -14,6 +14,8 @@ function set(node, attrs, ...children) {
   return node;
 }
 
+// Whether the focus leaves for something that is no view of ours.
+const leaves = (event) => !!event.relatedTarget && !event.relatedTarget.closest(".pi-view");
 const takeKeys = (root) => root.focus({ preventScroll: true, focusVisible: false });
 // A button that can do nothing (any more) lets go of the keys.
 function disable(root, button, off) {
@@ -99,3 +101,5 @@ function followScheme(root, changed, signal) {
   signal.addEventListener("abort", () => watch.disconnect());
   follow();
 }
+
+const inflated = async (bytes) => new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();

@@ -1,39 +1,55 @@
-// A view with a cursor: the drawings of all steps, made by Python, shown one at a time. Parts that carry data-k and
-// move between two steps glide there. `model` is anywidget's, or the page's.
+// A view with a cursor: the drawings of many steps, made by Python, shown one at a time. Parts that carry data-k and
+// move between two steps glide there; parts that carry data-rid or data-blocks can be selected. `model` is anywidget's,
+// or the page's. Where there is a kernel (`exact`), it draws the steps that the film does not hold (`tail`).
 const GLIDE_MS = 450;
 
-function render({ model, el }) {
-  const abort = new AbortController(), { signal } = abort, tell = teller(model, () => {});  // without a kernel it shows all the same
-  const sheet = JSON.parse(new TextDecoder().decode(model.get("film"))), { steps } = sheet;
+async function render({ model, el }) {
+  const film_ = () => inflated(model.get("film")).then((bytes) => JSON.parse(new TextDecoder().decode(bytes)));
+  const abort = new AbortController(), { signal } = abort, read = (name) => { const bytes = model.get(name); return bytes?.byteLength ? JSON.parse(new TextDecoder().decode(bytes)) : null; };
+  const tell = teller(model, () => { exact = false; });  // without a kernel it shows what it holds
   const root = make("div", { class: "pi-view pi-sheet", tabindex: 0, role: "group", "data-testid": "pi-sheet", "data-lm-suppress-shortcuts": "true",
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
-  const film = { first: steps[0], last: steps[steps.length - 1] };
-  const view = { root, signal, state: { film, frame: { step: film.first }, isLive: false, isIdle: false } };
-  let at = -1, size = null, shown = [], timer = 0;
+  let sheet = await film_(), tail = null, exact = !!model.get("exact"), grown = false, asked = 0;
+  let at = -1, drawn = null, width = 0, shown = [], timer = 0, unseen = false, selected = model.get("selected") ?? {};
+  const film = { first: 0, last: 0 }, view = { root, signal, state: { film, frame: { step: 0 }, isLive: false, isIdle: false } };
 
-  const say = make("p", { class: "pi-say", "aria-live": "polite" }), controls = controlBar(view);
-  const picture = make("div", { class: "pi-picture" });
-  root.append(make("div", { class: "pi-top" }, controls.node, say), picture);
-  if (sheet.note) root.append(make("p", { class: "pi-note-steps" }, sheet.note));
-  root.classList.toggle("is-still", steps.length < 2);
+  const say = make("p", { class: "pi-say", "aria-live": "polite" }), trouble = make("p", { class: "pi-trouble", role: "alert", hidden: true });
+  const pick = make("select", { class: "pi-speed pi-pick", "aria-label": "Select" }), controls = controlBar(view);
+  const picture = make("div", { class: "pi-picture" }), note = make("p", { class: "pi-note-steps", hidden: true });
+  controls.node.append(pick);
+  root.append(make("div", { class: "pi-top" }, controls.node, say, trouble), picture, note);
 
   // -- time -------------------------------------------------------------------------------------------------------
-  const nearest = (step) => {
+  const nearest = (steps, step) => {
     let low = 0, high = steps.length - 1;
     while (low < high) { const mid = (low + high + 1) >> 1; if (steps[mid] <= step) low = mid; else high = mid - 1; }
     return low;
   };
-  const goTo = (index, mine = true) => {
-    const to = clamp(index, 0, steps.length - 1), glide = Math.abs(to - at) === 1;
-    if (to === at) return;
-    at = to;
-    view.state.frame.step = steps[at];
+  // The newest drawing of the step that is here, else the nearest one.
+  function found(step) {
+    if (tail && tail.steps[0] === step && tail.version >= sheet.version) return { of: tail, index: 0 };
+    return { of: sheet, index: nearest(sheet.steps, step) };
+  }
+  function learn() {
+    const newest = tail && tail.version > sheet.version ? tail : sheet;
+    [film.first, film.last] = newest.range;
+    note.textContent = exact ? "" : sheet.note;
+    note.hidden = !note.textContent;
+    root.dataset.last = film.last;
+    root.classList.toggle("is-still", film.last === film.first && !model.get("live"));
+  }
+  const goTo = (step, mine = true) => {
+    const to = clamp(step, film.first, film.last), glide = Math.abs(to - at) === 1;
+    at = view.state.frame.step = to;
     draw(glide);
-    if (mine) tell({ cursor: steps[at] });
+    if (mine) tell({ cursor: at });
   };
-  view.go = (step) => goTo(nearest(step));
-  view.move = (by) => goTo(at + by);
-  view.select = () => {};
+  view.go = (step) => { if (clamp(step, film.first, film.last) !== at) goTo(step); };
+  view.move = (by) => {
+    if (!exact) return view.go(sheet.steps[clamp(nearest(sheet.steps, at) + by, 0, sheet.steps.length - 1)]);
+    if (at + by > film.last && model.get("live")) { if (at < film.last) goTo(film.last); advance(at + by - film.last); }
+    else view.go(at + by);
+  };
   view.isPlaying = () => timer !== 0;
   view.pause = () => {
     if (!timer) return;
@@ -43,49 +59,134 @@ function render({ model, el }) {
   };
   view.togglePlay = () => {
     if (timer) return view.pause();
-    if (at >= steps.length - 1) goTo(0);
+    if (at >= film.last && !model.get("live")) goTo(film.first);
     let due = performance.now();
     timer = setInterval(() => {
       const count = Math.floor(((performance.now() - due) / 1000) * controls.speed() + 1e-6);
-      if (!root.isConnected || at >= steps.length - 1) return view.pause();
-      if (count < 1) return;
+      if (!root.isConnected || (at >= film.last && !model.get("live"))) return view.pause();
+      if (count < 1 || asked) return;
       due += (count * 1000) / controls.speed();
-      goTo(at + count);
+      if (at < film.last) goTo(Math.min(at + count, film.last));
+      else advance(count);
     }, FRAME_MS);
     controls.draw();
   };
 
+  // -- the kernel -------------------------------------------------------------------------------------------------
+  function advance(steps) {
+    if (asked) return;
+    asked = Math.max(asked + 1, Date.now());
+    const mine = asked, before = film.last;
+    tell({ ask: { id: asked, steps } }, true);
+    setTimeout(() => { if (asked === mine) { asked = 0; if (film.last === before) view.pause(); } }, PATIENCE_MS);
+  }
+  function answered() {  // after an advance comes a drawing, an error, or nothing because the run is over
+    const answer = model.get("answer") ?? {};
+    if (answer.id !== asked) return;
+    asked = 0;
+    if (!answer.more) view.pause();
+    trouble.textContent = answer.error ?? "";
+    trouble.hidden = !trouble.textContent;
+    controls.draw();
+  }
+  function absorb() {
+    if (unseen) return;
+    const new_ = read("tail"), before = film.last;
+    if (!new_) return;
+    tail = new_;
+    learn();
+    grown ||= film.last > before;
+    goTo(model.get("cursor"), false);
+    tell({ seen: tail.number }, true);
+  }
+  function follow() { if (!unseen && model.get("cursor") !== at) goTo(model.get("cursor"), false); }
+  root.addEventListener("focusout", (event) => {
+    if (!grown || timer || !leaves(event)) return;
+    grown = false;
+    tell({ ask: { id: Date.now(), keep: true } }, true);
+  }, { signal });
+
+  // -- selection --------------------------------------------------------------------------------------------------
+  const marked = () => [...picture.querySelectorAll("[data-rid],[data-blocks]")];
+  const blocksOf = (node) => node.dataset.blocks?.split(" ").map(Number) ?? [];
+  const meaning = (node) => (node.dataset.rid !== undefined ? { request: node.dataset.rid } : { block: blocksOf(node)[0] });
+  const same = (a, b) => a.request === b.request && a.block === b.block;
+  view.select = (to) => { selected = to; mark(); tell({ selected }); };
+  function relatives() {
+    const rids = new Set(), blocks = new Set(), tables = new Map(drawn.tables.map((number) => drawn.of.parts[number].split("\t")));
+    if (selected.request !== undefined) { rids.add(selected.request); for (const b of (tables.get(selected.request) ?? "").split(" ")) if (b) blocks.add(+b); }
+    if (selected.block !== undefined) { blocks.add(selected.block); for (const [rid, table] of tables) if (table.split(" ").includes(String(selected.block))) rids.add(rid); }
+    return { rids, blocks };
+  }
+  function mark() {
+    const { rids, blocks } = relatives(), nodes = marked(), by = selected.request !== undefined ? "rid" : "blocks";
+    const belongs = (node) => {
+      const asRid = node.dataset.blocks === undefined || (by === "rid" && node.dataset.rid !== undefined);
+      return asRid ? rids.has(node.dataset.rid) : blocksOf(node).some((b) => blocks.has(b));
+    };
+    const linked = new Set(nodes.filter(belongs));
+    for (const node of nodes) {
+      node.classList.toggle("is-linked", linked.has(node));
+      node.classList.toggle("pi-dim", linked.size > 0 && !linked.has(node));
+    }
+    const names = new Map(nodes.map((node) => { const one = meaning(node); return [JSON.stringify(one), one.request ?? `block ${one.block}`]; }));
+    const mine = JSON.stringify(selected), options = [["{}", "nothing selected"], ...names];
+    if (Object.keys(selected).length && !names.has(mine)) options.push([mine, selected.request ?? `block ${selected.block}`]);
+    const key = JSON.stringify(options);
+    if (pick.dataset.key !== key) {
+      pick.dataset.key = key;
+      pick.replaceChildren(...options.map(([value, name]) => make("option", { value }, name)));
+    }
+    pick.value = mine;
+    pick.hidden = options.length < 2;
+  }
+  pick.addEventListener("change", () => view.select(JSON.parse(pick.value)), { signal });
+  function under({ target, clientX: x, clientY: y }) {  // the smallest whose box has the place: rows have gaps
+    const size = (box) => box.width * box.height, inside = (box) => box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
+    const near = marked().map((node) => [node, node.getBoundingClientRect()]).filter(([, box]) => inside(box));
+    return target.closest("[data-rid],[data-blocks]") ?? near.sort((a, b) => size(a[1]) - size(b[1]))[0]?.[0];
+  }
+  picture.addEventListener("click", (event) => {
+    const node = under(event), to = node ? meaning(node) : {};
+    view.select(same(to, selected) ? {} : to);
+    takeKeys(root);
+  }, { signal });
+
   // -- drawing ----------------------------------------------------------------------------------------------------
-  function layersOf(index) {  // a layer that says 0 is the one of the frame before
-    const layers = size.frames[index][1];
-    return layers.map((layer, i) => { for (let k = index; ; k--) { const found = size.frames[k][1][i]; if (found) return found; } });
+  function sizeOf({ sizes }) {
+    const room = root.clientWidth - 24, fits = sizes.filter(({ width }) => width <= Math.max(room, 1));
+    return fits.length ? fits.reduce((a, b) => (b.width > a.width ? b : a)) : sizes.reduce((a, b) => (b.width < a.width ? b : a));
   }
-  function fitted() {
-    const room = root.clientWidth - 24, fits = sheet.sizes.filter(({ width }) => width <= Math.max(room, 1));
-    return fits.length ? fits.reduce((a, b) => (b.width > a.width ? b : a)) : sheet.sizes.reduce((a, b) => (b.width < a.width ? b : a));
-  }
+  const frameOf = ({ of, index }) => {  // a layer that says 0 is the one of the frame before
+    const { width, frames } = sizeOf(of), [height, layers] = frames[index];
+    const held = (pick) => { for (let k = index; ; k--) { const value = pick(frames[k]); if (value) return value; } };
+    return { of, index, width, height, layers: layers.map((_, i) => held((frame) => frame[1][i])), tables: held((frame) => frame[2]) };
+  };
   const places = () => new Map([...picture.querySelectorAll("[data-k]")].map((node) => [node.dataset.k, [+node.getAttribute("data-x"), +node.getAttribute("data-y") || 0]]));
   function draw(glide) {
-    const now = fitted(), before = glide ? places() : null;
-    if (now !== size) {
-      size = now;
+    drawn = frameOf(found(at));
+    const before = glide ? places() : null, words = drawn.of.say[drawn.index];
+    if (drawn.width !== width) {
+      width = drawn.width;
       shown = [];
-      picture.replaceChildren(make("svg:svg", { width: size.width, role: "img", style: `width:min(100%,${1.3 * size.width}px)` }));
+      picture.replaceChildren(make("svg:svg", { width, role: "img", style: `width:min(100%,${1.3 * width}px)` }));
     }
-    const svg = picture.firstChild, [height] = size.frames[at], layers = layersOf(at);
-    set(svg, { viewBox: `0 0 ${size.width} ${height}`, height, "aria-label": model.get("title") + ". " + sheet.say[at] });
-    while (svg.children.length > layers.length) { svg.lastChild.remove(); shown.pop(); }
-    layers.forEach(([y, parts], i) => {
-      const node = svg.children[i] ?? svg.appendChild(make("svg:g")), key = parts.join();
+    const svg = picture.firstChild;
+    set(svg, { viewBox: `0 0 ${width} ${drawn.height}`, height: drawn.height, "aria-label": model.get("title") + ". " + words });
+    while (svg.children.length > drawn.layers.length) { svg.lastChild.remove(); shown.pop(); }
+    drawn.layers.forEach(([y, parts], i) => {
+      const node = svg.children[i] ?? svg.appendChild(make("svg:g")), body = parts.map((part) => drawn.of.parts[part]).join("");
       node.setAttribute("transform", `translate(0 ${y})`);
-      if (shown[i] === key) return;
-      shown[i] = key;
-      node.innerHTML = parts.map((part) => sheet.parts[part]).join("");
+      if (shown[i] === body) return;
+      shown[i] = body;
+      node.innerHTML = body;
     });
-    root.dataset.step = steps[at];
+    root.dataset.step = drawn.of.steps[drawn.index];
     say.setAttribute("aria-live", timer ? "off" : "polite");
-    say.textContent = sheet.say[at];
+    say.textContent = words;
+    view.state.isLive = !!model.get("live");
     controls.draw();
+    mark();
     if (before && !matchMedia("(prefers-reduced-motion: reduce)").matches) glideFrom(before);
   }
   function glideFrom(before) {
@@ -104,10 +205,22 @@ function render({ model, el }) {
   };
   followScheme(root, scheme, signal);
   scheme();
-  goTo(nearest(model.get("cursor") ?? film.last), false);
-  const follow = () => goTo(nearest(model.get("cursor")), false);
-  model.on("change:cursor", follow);
-  const sizes = new ResizeObserver(() => { if (fitted() !== size) draw(false); });
+  tail = read("tail");
+  learn();
+  goTo(model.get("cursor") ?? film.last, false);
+  if (tail) tell({ seen: tail.number }, true);
+  const on = { "change:cursor": follow, "change:tail": absorb, "change:answer": answered, "change:live": () => { learn(); controls.draw(); },
+    "change:selected": () => { selected = model.get("selected") ?? {}; if (!unseen) mark(); },
+    "change:film": async () => { sheet = await film_(); learn(); goTo(model.get("cursor"), false); } };
+  for (const [name, act] of Object.entries(on)) model.on(name, act);
+  // What nobody sees is drawn when it comes into sight.
+  const sight = new IntersectionObserver((entries) => {
+    const was = unseen;
+    unseen = !entries.at(-1).isIntersecting;
+    if (was && !unseen) { absorb(); follow(); mark(); }
+  }, { rootMargin: "300px" });
+  sight.observe(root);
+  const sizes = new ResizeObserver(() => { if (sizeOf(drawn.of).width !== width) draw(false); });
   sizes.observe(root);
-  return () => { abort.abort(); clearInterval(timer); sizes.disconnect(); model.off("change:cursor", follow); };
+  return () => { abort.abort(); clearInterval(timer); sizes.disconnect(); sight.disconnect(); for (const [name, act] of Object.entries(on)) model.off(name, act); };
 }

@@ -10,7 +10,7 @@ function render({ model, el }) {
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   const tell = teller(model, () => complain(DISCONNECTED)), view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
   const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, isIdle: false, version: 0 });
-  let ask = 0, timer = 0, wanted = 0, grown = false, opening = null;  // ask: number of the request the kernel has not answered yet; opening: the step to show once its line is here
+  let ask = 0, timer = 0, wanted = 0, grown = false, unseen = false, opening = null;  // ask: number of the request the kernel has not answered yet; opening: the step to show once its line is here
 
   // -- parts ------------------------------------------------------------------------------------------------
   view.card = (name, title, head, ...content) => make("section", { class: `pi-card pi-card-${name}`, "aria-label": title },
@@ -169,7 +169,7 @@ function render({ model, el }) {
     mine.hadKeys = root.contains(document.activeElement);
     request(0, { keep: true });
   }
-  root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && event.relatedTarget && !root.contains(event.relatedTarget)) keep(); }, { signal });
+  root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && leaves(event)) keep(); }, { signal });
 
   // -- drawing ------------------------------------------------------------------------------------------------
   function draw() {
@@ -185,6 +185,7 @@ function render({ model, el }) {
     say.setAttribute("aria-live", view.isPlaying() ? "off" : "polite");  // ten sentences a second help nobody
     if (say.textContent !== state.frame.say) say.textContent = state.frame.say;
     controls.draw();
+    if (unseen) return;  // and drawn when it comes into sight
     for (const pane of panes) {
       if (pane.name === "chains") pane.node.hidden = panes.length > 1 && !film.has("chains");
       if (!pane.node.hidden) pane.draw();
@@ -219,11 +220,14 @@ function render({ model, el }) {
   let seen = root.clientWidth;
   const sizes = new ResizeObserver(() => { if (Math.abs(root.clientWidth - seen) > 4) { seen = root.clientWidth; draw(); } });
   sizes.observe(root);
+  const sight = new IntersectionObserver((entries) => { const was = unseen; unseen = !entries.at(-1).isIntersecting; if (was && !unseen) draw(); }, { rootMargin: "300px" });
+  sight.observe(root);
   if (before?.hadKeys) requestAnimationFrame(() => { before.hadKeys = false; if (document.activeElement === document.body) view.takeKeys(); });
   function leave() {
     abort.abort();
     clearInterval(timer);
     sizes.disconnect();
+    sight.disconnect();
     for (const [name, act] of Object.entries(on)) model.off(name, act);
   }
   return leave;
