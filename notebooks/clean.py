@@ -19,7 +19,7 @@ KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-MAX_BYTES = 300_000
+MAX_BYTES = 400_000
 
 
 def clean(notebook: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,9 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
         except Exception as error:
             answer["error"] = f"{type(error).__name__}: {error}"  # the view shows it
         self.answer = answer
-        if ask.get("keep"):
+        if ask.get("keep") == "mine":
+            self._view.keep_picture()
+        elif ask.get("keep"):
             for link in self._view.links():
                 link.keep()
 

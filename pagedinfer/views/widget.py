@@ -283,8 +283,8 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
             finally:
                 answer = {"id": ask.get("id"), "more": more, "error": self.error}
                 self._post(int(ask.get("have", -1)), answer | told)
-        if ask.get("keep"):
-            self.keep_picture()
+        if keep := ask.get("keep"):
+            self.keep_picture(others=keep != "mine")
 
     def _hear(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Take in what was done with the box of conditions; what to say of it."""
@@ -315,12 +315,12 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         self._display_id = self._display_id or f"pagedinfer-{self.model_id}"
         publish(self._repr_mimebundle_(), self._display_id)
 
-    def keep_picture(self, live: bool = True) -> None:
+    def keep_picture(self, live: bool = True, others: bool = True) -> None:
         """Put the picture of now into the output that the view was shown in: what a saved notebook will show.
 
         Runs do it when they pause or end. With `live=False` only the picture stays.
         """
         if self._display_id:
             publish(self._repr_mimebundle_() if live else self._static(), self._display_id, update=True)
-        if live:
+        if live and others:
             self._link.keep(self)

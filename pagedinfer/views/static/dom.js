@@ -14,8 +14,8 @@ function set(node, attrs, ...children) {
   return node;
 }
 
-// Whether the focus leaves for something that is no view of ours.
-const leaves = (event) => !!event.relatedTarget && !event.relatedTarget.closest(".pi-view");
+// Which pictures to keep when the focus leaves `root`: of all views, or its own where another view of ours has it now.
+const toKeep = (root, { relatedTarget: to }) => (!to || root.contains(to) ? "" : to.closest(".pi-view") ? "mine" : "all");
 const takeKeys = (root) => root.focus({ preventScroll: true, focusVisible: false });
 // A button that can do nothing (any more) lets go of the keys.
 function disable(root, button, off) {

@@ -101,9 +101,10 @@ async function render({ model, el }) {
   }
   function follow() { if (!unseen && model.get("cursor") !== at) goTo(model.get("cursor"), false); }
   root.addEventListener("focusout", (event) => {
-    if (!grown || timer || !leaves(event)) return;
+    const keep = toKeep(root, event);
+    if (!grown || timer || !keep) return;
     grown = false;
-    tell({ ask: { id: Date.now(), keep: true } }, true);
+    tell({ ask: { id: Date.now(), keep } }, true);
   }, { signal });
 
   // -- selection --------------------------------------------------------------------------------------------------

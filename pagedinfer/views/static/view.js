@@ -158,7 +158,7 @@ function render({ model, el }) {
   }
 
   // The picture that a saved notebook shows: the kernel puts it into the output, which Jupyter then draws anew.
-  function keep() {
+  function keep(whose = "all") {
     grown = false;
     if (!state.isLive) return;
     const output = root.closest(".jp-OutputArea-output");
@@ -167,9 +167,9 @@ function render({ model, el }) {
       setTimeout(() => (output.style.minHeight = ""), 2000);
     }
     mine.hadKeys = root.contains(document.activeElement);
-    request(0, { keep: true });
+    request(0, { keep: whose });
   }
-  root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && leaves(event)) keep(); }, { signal });
+  root.addEventListener("focusout", (event) => { const whose = toKeep(root, event); if (whose && grown && !view.isPlaying() && !ask) keep(whose); }, { signal });
 
   // -- drawing ------------------------------------------------------------------------------------------------
   function draw() {
