@@ -117,6 +117,7 @@ def scrubbing(page_path):
 KERNEL = """
 import statistics, time
 import pagedinfer
+from pagedinfer.views import Latency, PrefixTree
 from pagedinfer.views.driver import drive
 
 llm = pagedinfer.LLM("tiny", num_blocks=1024, max_num_seqs=8)
@@ -159,25 +160,22 @@ SLOW = (
 )
 
 
-def overhead(rounds, steps):
-    """In JupyterLab: ms of a step of the tiny model without a view and with one that follows, and the ratio."""
+def overhead(rounds, steps, cells, slow):
+    """In JupyterLab: ms of a step of the tiny model without views and with some that follow, and the ratio."""
     folder = Path(tempfile.mkdtemp(prefix="pagedinfer-measure-"))
     try:
         with running_lab(folder) as (address, root), browser() as chromium:
-            (root / "n.ipynb").write_text(notebook(KERNEL, "view"))
-            page = chromium.new_page(viewport={"width": 1280, "height": 1500})
+            (root / "n.ipynb").write_text(notebook(KERNEL, *cells))
+            page = chromium.new_page(viewport={"width": 1280, "height": 1500 * len(cells)})
             page.goto(f"{address}/doc/workspaces/n/tree/n.ipynb")
             page.wait_for_function(IDLE, timeout=90_000)
             done = page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells')")
             assert done, page.evaluate(ERRORS)
             page.get_by_test_id("pi-view").wait_for()
-            out = []
-            for slow in (False, True):
-                if slow:
-                    page.evaluate(SLOW)
-                said = page.evaluate(IN_KERNEL, f"await compare({rounds}, {steps})")
-                out.append([float(word) for word in said.split()])
-            return out
+            if slow:
+                page.evaluate(SLOW)
+            said = page.evaluate(IN_KERNEL, f"await compare({rounds}, {steps})")
+            return [float(word) for word in said.split()]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -203,16 +201,26 @@ def recorded_rows(num_blocks, steps):
     yield "frames a second, stepping as fast as it goes", f"{timed['rate']:.0f}"
 
 
+LIVE = {
+    "a view that follows": (("view",), False),
+    "a view in a page that is busy 90 % of the time": (("view",), True),
+    "engine view, latency and prefix tree that follow": (
+        ("view", "Latency(session)", "PrefixTree(session)"),
+        False,
+    ),
+}
+
+
 def live_rows(rounds):
-    """What a view that follows costs an engine."""
-    pages = ("a view that follows", "a view in a page that is busy 90 % of the time")
-    for name, (without, with_view, ratio, cost, rate) in zip(pages, overhead(rounds, 800), strict=True):
+    """What views that follow cost an engine."""
+    for name, (cells, slow) in LIVE.items():
+        without, with_views, ratio, cost, rate = overhead(rounds, 800, cells, slow)
         yield (
             f"a step of `tiny` without and with {name}",
-            f"{without:.1f} and {with_view:.1f} ms, ratio {ratio:.2f}",
+            f"{without:.1f} and {with_views:.1f} ms, ratio {ratio:.2f}",
         )
         yield (
-            "of these, processor time in the kernel for the view",
+            "of these, processor time in the kernel for it",
             f"{cost:.2f} ms a step, {rate:.0f} frames a second",
         )
 
