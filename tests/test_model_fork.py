@@ -4,9 +4,11 @@ import pytest
 
 from pagedinfer import Session, compare
 from pagedinfer.config import EngineConfig, SamplingParams
+from pagedinfer.engine.drafter import NgramDrafter
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.policy import Policy
 from pagedinfer.errors import ConfigError, RecordingError
+from pagedinfer.memory.make import make_allocator
 from pagedinfer.sim.fork import fork
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.sim.why import why
@@ -169,6 +171,33 @@ def test_an_engine_with_a_policy_of_its_own_keeps_it_in_a_fork():
         assert facts(wider) == facts(twin)
         assert not session.why("r0").drift
         assert why(session.recording, "r0").drift  # without the policy it does not go as recorded
+
+
+def test_memory_and_drafter_of_ones_own_are_not_left_out():
+    """The twin's memory is made the same way; a drafter may remember what it saw, so it is not shared."""
+    made = []
+
+    def make_memory(config, bus):
+        made.append(config.num_blocks)
+        return make_allocator(config, bus)
+
+    class Guess(NgramDrafter):
+        pass
+
+    with tiny_llm(**POOL) as llm:
+        with Session(
+            Engine(llm.engine.config, llm.engine.runner, tokenizer=llm.tokenizer, make_memory=make_memory)
+        ) as own:
+            own.submit("a prompt", temperature=0.0, max_tokens=4)
+            own.run()
+            assert own.fork(1, num_blocks=20).way.startswith("The model ran it again")
+            assert made == [14, 20]
+        with Session(
+            Engine(llm.engine.config, llm.engine.runner, tokenizer=llm.tokenizer, drafter=Guess(2))
+        ) as own:
+            own.submit("a prompt", temperature=0.0, max_tokens=4)
+            own.run()
+            assert own.fork(1).way.startswith("Simulated, because the engine has a drafter of its own")
 
 
 def facts(branch):

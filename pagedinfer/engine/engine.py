@@ -83,6 +83,7 @@ class Engine(PoolControl):
         self.config = config
         self.runner = runner
         self.bus = EventBus(wall_clock)
+        self._make_memory = make_memory
         self.scheduler = Scheduler(config, self.bus, policy, make_memory)
         self._tokenizer = tokenizer
         own = tokenizer.eos_token_ids if tokenizer is not None else ()
@@ -106,7 +107,7 @@ class Engine(PoolControl):
         """A fresh engine over the same model with other settings, a pool of its own, and no requests.
 
         Raises:
-            ConfigError: this engine has a clock of its own, or a runner without `twin`.
+            ConfigError: this engine has a clock or a drafter of its own, or a runner without `twin`.
         """
         if what := self.why_no_twin:
             raise ConfigError(
@@ -117,7 +118,7 @@ class Engine(PoolControl):
         own = None if type(policy).__name__ in ("ConfiguredPolicy", "Policy") else type(policy)(config)
         return Engine(
             config, make_runner(config), tokenizer=self._tokenizer, eos_token_ids=self.eos_token_ids,
-            seed=self._seed, info=self._info, make_mask=self._make_mask, policy=own,
+            seed=self._seed, info=self._info, make_mask=self._make_mask, policy=own, make_memory=self._make_memory,
         )  # fmt: skip
 
     # -- requests -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 from pagedinfer.checks import check_text
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.callers import Callers
+from pagedinfer.engine.drafter import NgramDrafter
 from pagedinfer.engine.operations import Operations
 from pagedinfer.engine.protocols import Runner
 from pagedinfer.engine.request import Request
@@ -43,6 +44,8 @@ class Watched:
         """What keeps `Engine.twin` from making this engine again, "" when nothing does."""
         if self._clock is not None:
             return "a clock of its own"
+        if type(self._speculation.drafter) not in (type(None), NgramDrafter):
+            return "a drafter of its own"
         return "" if hasattr(self.runner, "twin") else f"a {type(self.runner).__name__}"
 
     @property
