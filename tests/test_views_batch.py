@@ -77,6 +77,36 @@ def test_static_batches_follow_from_the_lengths(simulated_run, seed, slots):
         assert len({bar.slot for bar in here}) == len(here) <= slots
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_both_ways_count_is_the_same_work(simulated_run, seed):
+    recording = tight_run(simulated_run, seed)
+    both = static_batching(recording, 8), continuous_batching(recording, 8)
+    assert [b.giving for b in both] == [sum(recording.requests["output_tokens"])] * 2
+    assert [b.running for b in both] == [0, 0]
+    left = {(rid, state.step) for state in recording.states() for rid in state.last.preempted}
+    assert len(both[1].preempted) == len(left)
+    bars = {(bar.slot, bar.last + 1): bar.rid for bar in both[1].bars}
+    assert {(bars[place], place[1]) for place in both[1].preempted} == left
+
+
+def test_requests_that_still_run_are_not_said_to_have_ended(simulated_run):
+    run = simulated_run(seed=5, num_blocks=12, block_size=4, prompts=(3, 9), outputs=(6, 30), requests=9)
+    view, still = BatchComposition(run.recording), set()
+    while not (still and view.continuous.preempted):
+        assert run.unfinished
+        run.advance()
+        view = BatchComposition(run.recording)
+        still = {bar.rid for bar in view.static.bars if bar.did == "open"}
+    living = set(run.recording.at(-1).requests)
+    assert still <= living
+    assert living.isdisjoint(bar.rid for bar in view.static.bars if bar.did == "done")
+    svg = view.svg()
+    assert f"as if the pool could hold any batch; {view.static.running} of them still run" in view.text()
+    assert "still runs, length not known yet" in svg
+    assert "preempted, waits without a slot" in svg
+    assert svg.count("h8l-4 5z") == len(view.continuous.preempted) + 1, "one more in the legend"
+
+
 def test_the_drawing_says_the_numbers(simulated_run):
     recording = simulated_run(
         seed=3, num_blocks=32, prompts=(8, 90), outputs=(4, 40), max_num_seqs=6
@@ -116,6 +146,6 @@ def test_slots_are_checked(simulated_run):
 def test_a_recording_in_which_nothing_ran_can_be_drawn(simulated_run):
     run = simulated_run(requests=0)
     view = BatchComposition(run.recording)
-    assert "static: 0 steps, 0 of 0 slot-steps computing (0.0 %)" in view.text()
+    assert "static: 0 steps, 0 tokens per step; 0 of 0 slot-steps gave a token (0.0 %)" in view.text()
     assert view.svg().startswith("<svg")
     assert view.png().startswith(b"\x89PNG")

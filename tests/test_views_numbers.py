@@ -273,8 +273,11 @@ def test_latency_and_batch(run):
 
     busy = sum(len(fact.plan) for fact in run.facts)
     batch = BatchComposition(run.recording)
-    whole = f"{len(run.facts)} steps, {busy} of {batch.num_slots * len(run.facts)} slot-steps computing"
-    assert whole in batch.text()
+    giving = sum(len(set(at)) for at in steps.values())
+    words = f"{giving} of {batch.num_slots * len(run.facts)} slot-steps gave a token"
+    assert words in batch.text()
+    assert f"continuous: {len(run.facts)} steps" in batch.text()
+    assert batch.continuous.busy == busy
 
 
 def test_the_fragmentation_lab(run):

@@ -57,6 +57,33 @@ def test_first_and_last_steps_can_be_drawn(recording, pane, step):
     assert texts(picture_svg(recording, step, panes=pane))
 
 
+@pytest.mark.parametrize("panes", [PANES, ("blocks", "timeline"), "memory"])
+@pytest.mark.parametrize("width", [240, 448, 940])
+def test_the_picture_says_its_step_on_top(recording, panes, width):
+    preempted = next(s.step for s in recording.states() if s.last.preempted)
+    for step in (0, preempted, recording.last_step):
+        said, found = describe(recording, step), texts(picture_svg(recording, step, panes=panes, width=width))
+        lines = next(n for n in range(1, len(found)) if " ".join(found[:n]) == said)
+        assert max(map(len, found[:lines])) * 12 * 0.54 <= width or " " not in max(found[:lines], key=len)
+        assert found[lines] != said, "once"
+
+
+def test_nothing_reaches_beyond_a_narrow_picture(recording):
+    root = ET.fromstring(picture_svg(recording, 20, panes=PANES, width=448))
+    wide = []
+
+    def walk(node, x):
+        if found := re.match(r"translate\((-?[\d.]+) ", node.get("transform", "")):
+            x += float(found[1])
+        if node.tag == f"{SVG}text" and not node.get("text-anchor"):
+            wide.append((x + float(node.get("x")) + len(node.text) * 5.5, node.text))
+        for child in node:
+            walk(child, x)
+
+    walk(root, 0)
+    assert max(wide)[0] <= 448 + 32, max(wide)
+
+
 def test_the_block_map_labels_each_block_with_its_owner(recording):
     for step in (5, 20, 38):
         state, found = recording.at(step), texts(block_map_svg(recording, step))

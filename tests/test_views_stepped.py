@@ -189,7 +189,7 @@ def test_the_raster_draws_what_the_svg_says():
     )
     assert sum(row.count(alarm) for row in rows) == pytest.approx(400 * zoom**2, rel=0.05)
     assert sum(row.count(live) for row in rows) == pytest.approx(100 * zoom**2, rel=0.1)
-    assert sum(row.count(ink) for row in rows) == 8 * 4, "the dots of a 1"
+    assert sum(row.count(ink) for row in rows) == 13, "the pixels of a 1"
 
 
 def test_the_views_agree_with_the_comparison_of_runs(pair):

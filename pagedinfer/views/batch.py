@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pagedinfer.errors import ConfigError
 from pagedinfer.trace.recording import Recording, recording_of
-from pagedinfer.views.lives import DECODE, PREFILL, RECOMPUTE, STALL, Life, Lives, lives_of
+from pagedinfer.views.lives import DECODE, PREEMPTED, PREFILL, RECOMPUTE, STALL, Life, Lives, lives_of
 from pagedinfer.views.marks import (
     PATTERNS,
     SMALL,
@@ -22,23 +22,25 @@ from pagedinfer.views.marks import (
     scale_around,
     share,
     step_axis,
+    wrapped,
 )
 from pagedinfer.views.palette import colour_of, texture_of
 from pagedinfer.views.stepped import Sheet, SteppedView
-from pagedinfer.views.svg import GUTTER, Scale, rect, text, textures, translate
+from pagedinfer.views.svg import GUTTER, Scale, legend, number, path, rect, text, textures, translate
 
 __all__ = ["Bar", "BatchComposition", "Batching", "continuous_batching", "static_batching"]
 
 MAX_SLOTS = 64
 COMPUTING = (PREFILL, DECODE, RECOMPUTE)
-DONE = "done"
+DONE, OPEN = "done", "open"
 
 
 class Bar(NamedTuple):
     """Steps that a request spends in a slot in one way.
 
     `did` is "prefill", "decode" or "recompute" (tokens are computed for it), "stall" (it has its place and gets no
-    tokens in these steps) or "done" (it has ended, and its slot waits for the batch's longest).
+    tokens in these steps), "done" (it has ended, and its slot waits for the batch's longest) or "open" (it has had all
+    the tokens that it got in the recording, where it still runs: how many more it would get is not known).
     """
 
     slot: int
@@ -57,12 +59,19 @@ class Batching:
         how: "static" or "continuous".
         bars: of all slots, by first step.
         tokens: output tokens.
+        giving: slot-steps that gave a token: unlike those that computed, the same work in both ways to batch, without
+            what was computed twice.
+        preempted: (slot, step) of each request that had to leave its slot before it ended.
+        running: requests that the recording leaves unfinished.
     """
 
     how: str
     num_slots: int
     tokens: int
     bars: list[Bar] = field(default_factory=list)
+    giving: int = 0
+    preempted: list[tuple[int, int]] = field(default_factory=list)
+    running: int = 0
 
     @cached_property
     def first(self) -> int:
@@ -97,10 +106,10 @@ class Batching:
         """The run in one line of numbers."""
         whole = self.num_slots * self.num_steps
         rate = self.tokens / self.num_steps if self.num_steps else 0
-        return (
-            f"{self.num_steps} steps, {self.busy} of {whole} slot-steps computing ({share(self.busy, whole)}), "
-            f"{self.idle} idle, {plain(rate)} tokens per step"
-        )
+        words = f"{self.num_steps} steps, {plain(rate)} tokens per step; {self.giving} of {whole} slot-steps "
+        words += f"gave a token ({share(self.giving, whole)})"
+        lost = len(self.preempted)
+        return words + (f"; {lost} preemption{'s'[: lost > 1]}" if lost else "")
 
 
 def _worked(lives: Iterable[Life]) -> list[Life]:
@@ -116,16 +125,19 @@ def continuous_batching(recording: Recording, num_slots: int) -> Batching:
 def _continuous(lives: Sequence[Life], num_slots: int) -> Batching:
     stays = sorted((runs[0][1], life.number, life.rid, runs) for life in lives for runs in life.stays)
     bars: list[Bar] = []
+    lost = {(life.number, first) for life in lives for did, first, _ in life.runs if did == PREEMPTED}
+    preempted: list[tuple[int, int]] = []
     seated: list[tuple[int, int]] = []  # heap: last step, slot
     free: list[int] = []  # heap
-    for first, number, rid, runs in stays:
+    for first, life, rid, runs in stays:
         while seated and seated[0][0] < first:
             heappush(free, heappop(seated)[1])
         slot = heappop(free) if free else len(seated)
         heappush(seated, (runs[-1][2], slot))
-        bars += [Bar(slot, number, rid, phase, a, b) for phase, a, b in runs]
+        bars += [Bar(slot, life, rid, phase, a, b) for phase, a, b in runs]
+        preempted += [(slot, runs[-1][2] + 1)] if (life, runs[-1][2] + 1) in lost else []
     used = max((bar.slot + 1 for bar in bars), default=0)
-    return _batching("continuous", max(num_slots, used), lives, bars)
+    return _batching("continuous", max(num_slots, used), lives, bars, preempted)
 
 
 def static_batching(recording: Recording, num_slots: int) -> Batching:
@@ -134,7 +146,8 @@ def static_batching(recording: Recording, num_slots: int) -> Batching:
     A batch takes up to `num_slots` requests that have come when the one before ends, in order of submission; if none
     has, it waits for the next. Its prompts are computed first, `max_num_batched_tokens` a step; the last of these steps
     brings each request's first token, every step after it one more, until the longest request has ended. Requests that
-    the recording never computed are left out; the others have as many output tokens as they had there.
+    the recording never computed are left out; the others have as many output tokens as they had there. Memory has no
+    part in it: a batch is as large as its slots, also where the recording's pool could not have held it.
     """
     return _static(recording, _worked(lives_of(recording)), num_slots)
 
@@ -152,15 +165,25 @@ def _static(recording: Recording, lives: Sequence[Life], num_slots: int) -> Batc
         last = prefill + max(0, max(len(life.token_steps) for life in batch) - 1)
         for slot, life in enumerate(batch):
             done = prefill + max(0, len(life.token_steps) - 1)
-            runs = ((PREFILL, end + 1, prefill), (DECODE, prefill + 1, done), (DONE, done + 1, last))
+            rest = OPEN if life.finished is None else DONE
+            runs = ((PREFILL, end + 1, prefill), (DECODE, prefill + 1, done), (rest, done + 1, last))
             bars += [Bar(slot, life.number, life.rid, did, a, b) for did, a, b in runs if a <= b]
         end = last
     return _batching("static", num_slots, lives, bars)
 
 
-def _batching(how: str, num_slots: int, lives: Sequence[Life], bars: list[Bar]) -> Batching:
+def _batching(
+    how: str,
+    num_slots: int,
+    lives: Sequence[Life],
+    bars: list[Bar],
+    preempted: Sequence[tuple[int, int]] = (),
+) -> Batching:
     bars.sort(key=lambda bar: (bar.first, bar.slot))
-    return Batching(how, num_slots, sum(len(life.token_steps) for life in lives), bars)
+    tokens = sum(len(life.token_steps) for life in lives)
+    giving = tokens if how == "static" else sum(len(set(life.token_steps)) for life in lives)
+    running = sum(life.finished is None for life in lives)
+    return Batching(how, num_slots, tokens, bars, giving, list(preempted), running)
 
 
 class BatchComposition(SteppedView):
@@ -218,7 +241,8 @@ class BatchComposition(SteppedView):
             f"{batching.how} slots at step {step}: {_seats(bars) or 'all empty'}"
             for batching, bars in zip(both, here, strict=True)
         ]
-        sheet.notes.append("static batches are computed from the recording's prompt and output lengths")
+        caveat = self._caveat()
+        sheet.notes.append(caveat)
         scale = scale_around(self.first_step + 1, self.last_step, step, width - GUTTER - 14)
         shown = [[bar for bar in b.bars if bar.first <= scale.last and bar.last >= scale.first] for b in both]
         lanes = {bar.number for bars in shown for bar in bars}
@@ -228,9 +252,19 @@ class BatchComposition(SteppedView):
         names = ("Static batching (computed)", "Continuous batching (the recording)")
         for batching, bars, name in zip(both, shown, names, strict=True):
             sheet.add(*heading(name, batching.words(), width))
+            if batching is self.static:
+                sheet.add(*wrapped(caveat, 7, width, SMALL))
             self._chart(sheet, batching, bars, scale, step)
-        sheet.add(_legend(width), 60 if width < 640 else 36)
+        key, below = legend(_marks(bool(self.continuous.preempted), bool(self.static.running)), width, 28)
+        sheet.add([translate(0, 14, key)], 36 + below)
         return sheet
+
+    def _caveat(self) -> str:
+        """What the static chart rests on."""
+        words = "Computed from the requests' lengths, as if the pool could hold any batch"
+        if n := self.static.running:
+            words += f"; {n} of them still run{'s'[: n == 1]}: counted with the tokens so far"
+        return words + "."
 
     def _words(self, step: int, here: Sequence[Sequence[Bar]]) -> str:
         static, continuous = (sum(bar.did in COMPUTING for bar in bars) for bars in here)
@@ -252,6 +286,10 @@ class BatchComposition(SteppedView):
             for s in range(0, rows, 1 if row >= 13 else -(-14 // row))
         ]
         sheet.add([*labels, *back, *(_bar(bar, scale, row) for bar in bars if bar.slot < rows)], high + 4)
+        marks = [
+            (slot, s) for slot, s in batching.preempted if slot < rows and scale.first <= s <= scale.last
+        ]
+        sheet.over(top, [_lost(scale.x(s), slot * row) for slot, s in marks])
         if scale.first <= step:
             sheet.over(top - 4, [cursor(scale, step, high)])
         if self.num_slots > rows:
@@ -282,6 +320,9 @@ def _bar(bar: Bar, scale: Scale, row: int) -> str:
     w = scale.x(min(bar.last, scale.last) + 1) - x
     y, colour = bar.slot * row, colour_of(bar.number)
     words = f"{bar.rid} {bar.did}, steps {bar.first} to {bar.last}, slot {bar.slot}"
+    if bar.did == OPEN:
+        tone, dashes = f"pi-t{colour} pi-s-muted", 'stroke-width=".75" stroke-dasharray="3 2"'
+        return part_of(rect(tone, x, y + 0.5, w, high - 1, 0, dashes), bar.rid, title=words)
     if bar.did in (DONE, STALL):
         tone, hatch = ("pi-page pi-s-alarm", "lost") if bar.did == DONE else ("pi-page pi-s-muted", "idle")
         body = rect(tone, x, y + 0.5, w, high - 1, 0, 'stroke-width=".75"') + hatched(hatch, x, y, w, high)
@@ -296,19 +337,20 @@ def _bar(bar: Bar, scale: Scale, row: int) -> str:
     return part_of(body, bar.rid, title=words)
 
 
-def _legend(width: float) -> list[str]:
+def _lost(x: float, y: float) -> str:
+    """Where a request was preempted: the timeline's mark."""
+    return path("pi-alarm", f"M{number(x)} {number(y)}h8l-4 5z")
+
+
+def _marks(preempted: bool, running: bool) -> list[tuple[str, str]]:
+    """What the legend explains: (name, mark)."""
     box = (0, -11, 20, 13)
-    marks = {
-        "decode": rect("pi-c0", *box),
-        "prefill or recompute": rect("pi-c0", *box) + rect("pi-ink", 0, -11, 20, 3),
-        "ended, waits for the batch's longest": rect("pi-page pi-s-alarm", *box) + hatched("lost", *box),
-        "empty slot": rect("pi-free", *box) + hatched("idle", *box),
-    }
-    x, y, out = 0.0, 14.0, []
-    for name, mark in marks.items():
-        wide = 44 + 5.8 * len(name)
-        if x and x + wide > width:
-            x, y = 0.0, y + 22
-        out += [translate(x, y, mark), text(x + 28, y, name, SMALL)]
-        x += wide
-    return out
+    marks = [
+        ("decode", rect("pi-c0", *box)),
+        ("prefill or recompute", rect("pi-c0", *box) + rect("pi-ink", 0, -11, 20, 3)),
+        ("ended, waits for the batch's longest", rect("pi-page pi-s-alarm", *box) + hatched("lost", *box)),
+    ]
+    dashed = rect("pi-t0 pi-s-muted", *box, 0, 'stroke-width=".75" stroke-dasharray="3 2"')
+    marks += [("still runs, length not known yet", dashed)] if running else []
+    marks.append(("empty slot", rect("pi-free", *box) + hatched("idle", *box)))
+    return marks + ([("preempted, waits without a slot", _lost(6, -8))] if preempted else [])

@@ -9,6 +9,7 @@ from pagedinfer.views.density import draw_density
 from pagedinfer.views.film import Film, film_of
 from pagedinfer.views.frame import Block, Frame
 from pagedinfer.views.grid import ID_ROOM, MOST_DRAWN, TOP, grid_of, pool_words, row_numbers
+from pagedinfer.views.marks import captioned
 from pagedinfer.views.palette import colour_of, texture_of
 from pagedinfer.views.panels import draw_queues, draw_table
 from pagedinfer.views.svg import (
@@ -48,11 +49,12 @@ def draw_pool(film: Film, frame: Frame, lane: int, width: int) -> Drawing:
     rows = -(-film.num_blocks // columns)
     head = pool_words(film, frame)
     grid = _Grid(film, frame, columns, w, h)
-    body = [text(0, 12, f"Block map, step {frame.step}", "pi-ink pi-h"), text(0, 31, head, "pi-muted")]
-    body += row_numbers(columns, h, rows)
-    body.append(translate(ID_ROOM, TOP, grid.draw(lane)))
-    body.append(translate(ID_ROOM, TOP + rows * h + 22, _legend(grid.kinds)))
-    return Drawing("".join(body), width, TOP + rows * h + 24, f"{frame.sentence}. {head}.")
+    body, more = captioned(f"Block map, step {frame.step}", head, width)
+    drawn = [*row_numbers(columns, h, rows), translate(ID_ROOM, TOP, grid.draw(lane))]
+    key, below = _legend(grid.kinds, width - ID_ROOM)
+    drawn.append(translate(ID_ROOM, TOP + rows * h + 22, key))
+    body.append(translate(0, more, "".join(drawn)))
+    return Drawing("".join(body), width, TOP + rows * h + 24 + more + below, f"{frame.sentence}. {head}.")
 
 
 class _Grid:
@@ -151,7 +153,7 @@ def _box(x: float, y: float, a: float, b: float, r: float) -> str:
     return f"M{number(x + r)} {number(y)}{right}{left}z"
 
 
-def _legend(kinds: set[str]) -> str:
+def _legend(kinds: set[str], width: float) -> tuple[str, int]:
     """What each look means; what this picture does not have is not explained."""
 
     def box(tone: str) -> str:
@@ -168,7 +170,7 @@ def _legend(kinds: set[str]) -> str:
         "cached": ("cached, idle", box("pi-cached") + rect("", 0, -11, 14, 14, 3, 'fill="url(#pi-crossed)"')),
         "reserved": ("reserved", rect("pi-page pi-s-muted", 0.5, -10.5, 13, 13, 3, 'stroke-dasharray="3 2"')),
     }
-    return legend([*items, *(more[kind] for kind in sorted(kinds))])
+    return legend([*items, *(more[kind] for kind in sorted(kinds))], width)
 
 
 def block_map_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import Film, film_of
 from pagedinfer.views.frame import Frame
+from pagedinfer.views.marks import captioned
 from pagedinfer.views.palette import colour_of, texture_of
 from pagedinfer.views.svg import Drawing, document, legend, path, rect, text, textures, translate
 
@@ -41,11 +42,8 @@ def draw_budget(film: Film, frame: Frame, lane: int, width: int) -> Drawing:
     found, words = pieces(frame), budget_words(frame)
     total = max(frame.budget, sum(n for _, n, _ in found), 1)
     unit, x = width / total, 0.0
-    out = [
-        text(0, 12, f"Token budget, step {frame.step}", "pi-ink pi-h"),
-        text(0, 31, words, "pi-muted pi-num"),
-    ]
-    out.append(f"<defs>{textures(lane for lane, _, _ in found)}</defs>")
+    head, more = captioned(f"Token budget, step {frame.step}", words, width)
+    out = [f"<defs>{textures(lane for lane, _, _ in found)}</defs>"]
     out.append(rect("pi-free pi-s-line", 0, TOP, width, TALL, 3, 'stroke-width=".75"'))
     rings = []
     for owner, n, prefill in found:
@@ -64,15 +62,18 @@ def draw_budget(film: Film, frame: Frame, lane: int, width: int) -> Drawing:
         x += w
     out += [*rings, text(0, BOTTOM + 15, "0", "pi-muted pi-small pi-num")]
     out.append(text(width, BOTTOM + 15, _plural(total, "token"), "pi-muted pi-small pi-num", "end"))
-    out.append(translate(0, BOTTOM + 40, _legend()))
-    return Drawing("".join(out), width, BOTTOM + 46, f"Token budget of step {frame.step}: {words}.")
+    key, below = _legend(width)
+    out.append(translate(0, BOTTOM + 40, key))
+    body = "".join([*head, translate(0, more, "".join(out))])
+    return Drawing(body, width, BOTTOM + 46 + more + below, f"Token budget of step {frame.step}: {words}.")
 
 
-def _legend() -> str:
-    return legend([
+def _legend(width: float) -> tuple[str, int]:
+    items = [
         ("decode", path("pi-c0", "M0 -5h14v8h-14z")), ("prefill", rect("pi-c0", 0, -11, 14, 14)),
         ("unused", rect("pi-free pi-s-line", 0, -11, 14, 14)),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    return legend(items, width)
 
 
 def budget_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:

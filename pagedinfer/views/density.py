@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pagedinfer.views.film import Film
 from pagedinfer.views.frame import Frame
 from pagedinfer.views.grid import ID_ROOM, TOP, grid_of, pool_words, row_numbers
-from pagedinfer.views.svg import CROSSED, Drawing, legend, number, path, rect, text, translate
+from pagedinfer.views.marks import captioned
+from pagedinfer.views.svg import CROSSED, Drawing, legend, number, path, rect, translate
 
 __all__ = ["Density", "density_of", "density_words", "draw_density"]
 
@@ -69,11 +70,13 @@ def draw_density(film: Film, frame: Frame, lane: int, width: int) -> Drawing:
     columns, w, h = grid_of(count, width - ID_ROOM)
     rows = -(-count // columns)
     words = f"{pool_words(film, frame)}; {density_words(density)}"
-    out = [text(0, 12, f"Block map, step {frame.step}", "pi-ink pi-h"), text(0, 31, words, "pi-muted")]
-    out += row_numbers(columns, h, rows, density.each)
-    out += [f"<defs>{CROSSED}</defs>", translate(ID_ROOM, TOP, "".join(_cells(density, columns, w, h)))]
-    out.append(translate(ID_ROOM, TOP + rows * h + 22, _legend()))
-    return Drawing("".join(out), width, TOP + rows * h + 24, f"{frame.sentence}. {words}.")
+    out, more = captioned(f"Block map, step {frame.step}", words, width)
+    grid = [*row_numbers(columns, h, rows, density.each), f"<defs>{CROSSED}</defs>"]
+    grid.append(translate(ID_ROOM, TOP, "".join(_cells(density, columns, w, h))))
+    key, below = _legend(width - ID_ROOM)
+    grid.append(translate(ID_ROOM, TOP + rows * h + 22, key))
+    out.append(translate(0, more, "".join(grid)))
+    return Drawing("".join(out), width, TOP + rows * h + 24 + more + below, f"{frame.sentence}. {words}.")
 
 
 def _cells(density: Density, columns: int, w: int, h: int) -> list[str]:
@@ -97,9 +100,10 @@ def _bar(x: float, y: float, w: float, h: float) -> str:
     return f"M{number(x)} {number(y)}h{number(w)}v{number(h)}h{number(-w)}z"
 
 
-def _legend() -> str:
+def _legend(width: float) -> tuple[str, int]:
     def box(tone: str) -> str:
         return rect(tone, 0, -11, 14, 14)
 
     some = box("pi-free pi-s-line") + path("pi-live", "M0 -2h14v5h-14z")
-    return legend([("none in use", box("pi-free pi-s-line")), ("some", some), ("all in use", box("pi-live"))])
+    items = [("none in use", box("pi-free pi-s-line")), ("some", some), ("all in use", box("pi-live"))]
+    return legend(items, width)

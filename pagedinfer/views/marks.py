@@ -9,8 +9,8 @@ from html import escape
 from pagedinfer.views.svg import GUTTER, Scale, number, path, rect, text
 
 __all__ = [
-    "PATTERNS", "SMALL", "attribute", "block_names", "cursor", "flow", "hatched", "heading", "part_of", "plain",
-    "round_up", "runs_of", "scale_around", "scale_of", "share", "step_axis", "wrapped",
+    "PATTERNS", "SMALL", "attribute", "block_names", "captioned", "cursor", "flow", "hatched", "heading", "part_of",
+    "plain", "round_up", "runs_of", "scale_around", "scale_of", "share", "step_axis", "wrapped",
 ]  # fmt: skip
 
 SMALL = "pi-muted pi-small"
@@ -109,6 +109,12 @@ def heading(title: str, words: str, width: float) -> tuple[list[str], float]:
     """A view's name over a sentence, and the height of both."""
     lines, tall = wrapped(words, 31, width)
     return [text(0, 12, title, "pi-ink pi-h"), *lines], 24 + tall
+
+
+def captioned(title: str, words: str, width: float) -> tuple[list[str], int]:
+    """As `heading`, and how many pixels lower all that follows is than below a single line of words."""
+    lines, tall = heading(title, words, width)
+    return lines, round(tall) - 40
 
 
 def scale_of(first: int, last: int, room: float) -> Scale:

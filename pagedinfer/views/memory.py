@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import Film, film_of
 from pagedinfer.views.frame import Memory
+from pagedinfer.views.marks import captioned
 from pagedinfer.views.svg import (
     CROSSED,
     DOTTED,
@@ -77,18 +78,17 @@ def draw_memory(film: Film, step: int, width: int) -> Drawing:
     lines = film.lines[scale.first - film.first_step : scale.last + 1 - film.first_step]
     memory = [Memory(*line["m"]) for line in lines]
     words = memory_words(film, step)
-    out = [
-        text(0, 12, "Memory", "pi-ink pi-h"),
-        text(0, 31, words, "pi-muted pi-num"),
-    ]
+    head, more = captioned("Memory", words, width)
     shown = [part for i, part in enumerate(PARTS) if i in (0, 2) or any(part.slots(m) for m in memory)]
-    out.append(f"<defs>{''.join(PATTERNS[part.pattern] for part in shown)}</defs>")
+    out = [f"<defs>{''.join(PATTERNS[part.pattern] for part in shown)}</defs>"]
     out += _slots(scale, memory, shown, max(1, film.num_blocks * film.block_size))
     out += _waste_strip(scale, [100 * m.wasted / m.allocated if m.allocated else 0.0 for m in memory])
     out.append(scale.cursor(step, TOP, BOTTOM))
     out += [text(scale.x(s + 0.5), BOTTOM + 16, str(s), f"{SMALL} pi-num", "middle") for s in scale.ticks()]
-    out.append(translate(GUTTER, BOTTOM + 40, _legend(shown)))
-    return Drawing("".join(out), width, BOTTOM + 50, words + ".")
+    key, below = _legend(shown, width - GUTTER)
+    out.append(translate(GUTTER, BOTTOM + 40, key))
+    body = "".join([*head, translate(0, more, "".join(out))])
+    return Drawing(body, width, BOTTOM + 50 + more + below, words + ".")
 
 
 def _slots(scale: Scale, memory: Sequence[Memory], parts: Sequence[Part], total: int) -> list[str]:
@@ -145,13 +145,13 @@ def _stairs(scale: Scale, values: Sequence[float], top: float, tall: float) -> s
     return f"M{number(scale.left)} {number(top + tall * (1 - values[0]))}{''.join(parts)}"
 
 
-def _legend(parts: Sequence[Part]) -> str:
+def _legend(parts: Sequence[Part], width: float) -> tuple[str, int]:
     box = (0, -10, 14, 12, 2)
     marks = [
         (p.name, rect(p.fill, *box) + (rect("", *box, f'fill="url(#pi-{p.pattern})"') if p.pattern else ""))
         for p in parts
     ]
-    return legend([*marks, ("free", rect("pi-free pi-s-line", *box))])
+    return legend([*marks, ("free", rect("pi-free pi-s-line", *box))], width)
 
 
 def memory_svg(recording: Recording, step: int = -1) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import Film, film_of
 from pagedinfer.views.frame import Frame
+from pagedinfer.views.marks import captioned
 from pagedinfer.views.palette import colour_of
 from pagedinfer.views.svg import Drawing, document, fit, rect, swatch, text, textures, translate
 
@@ -107,14 +108,14 @@ def queues_svg(recording: Recording, step: int = -1) -> str:
 
 def queues_pane(film: Film, frame: Frame, width: int) -> Drawing:
     """The queues below a heading: those that run left, those that wait right, where there is room for both."""
-    head, words = text(0, 12, f"Queues, step {frame.step}", "pi-ink pi-h"), _counts(frame)
-    body, height = [head, text(0, 31, words, "pi-muted")], 0
+    words, height = _counts(frame), 0
+    body, more = captioned(f"Queues, step {frame.step}", words, width)
     wide = width >= 700
     for i, which in enumerate((("running",), ("waiting", "swapped")) if wide else (tuple(HEADS),)):
         drawn = draw_queues(film, frame, width // 2 - 20 if wide else width, which)
-        body.append(translate(i * width / 2, 48, drawn.body))
+        body.append(translate(i * width / 2, 48 + more, drawn.body))
         height = max(height, drawn.height)
-    return Drawing("".join(body), width, 48 + height, f"Queues: {words}.")
+    return Drawing("".join(body), width, 48 + more + height, f"Queues: {words}.")
 
 
 def _counts(frame: Frame) -> str:

@@ -1,4 +1,4 @@
-"""Several panes in one static picture."""
+"""Several panes in one static picture, below the step's sentence."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pagedinfer.views.budget import draw_budget
 from pagedinfer.views.chains import draw_chains
 from pagedinfer.views.film import Film, film_of
 from pagedinfer.views.frame import Frame
+from pagedinfer.views.marks import wrapped
 from pagedinfer.views.memory import draw_memory
 from pagedinfer.views.panels import details_pane, queues_pane
 from pagedinfer.views.svg import Drawing, document, translate
@@ -70,7 +71,7 @@ def picture_svg(
     panes: Sequence[str] = ("blocks", "timeline"),
     width: int = 940,
 ) -> str:
-    """Panes below each other as one SVG file, `width` pixels wide; `request` is marked in all of them.
+    """The step's sentence and below it the panes as one SVG file, `width` pixels wide; all mark `request`.
 
     Raises:
         ConfigError: no such pane or request, or a width out of its range. RecordingError: no such step.
@@ -87,7 +88,8 @@ def lane_picture(recording: Recording, step: int, lane: int, panes: Sequence[str
     step = film.clamp(step)
     panes = shown_panes(film.frame(step), panes, lane)
     drawings = [_draw(film, pane, step, lane, width) for pane in panes]
-    body, y = [], 0
+    said, high = wrapped(_said(film, step), 12, width, "pi-ink")
+    body, y = said, round(high) + 12
     for drawing in drawings:
         body.append(translate(0, y, drawing.body))
         y += drawing.height + GAP
@@ -98,4 +100,8 @@ def lane_picture(recording: Recording, step: int, lane: int, panes: Sequence[str
 def describe(recording: Recording, step: int = -1) -> str:
     """A step in one sentence: "step 12: 3 running, 2 waiting, 61 of 64 tokens; R3 preempted because ..."."""
     film = film_of(recording)
-    return str(film.lines[film.clamp(step) - film.first_step]["say"])
+    return _said(film, film.clamp(step))
+
+
+def _said(film: Film, step: int) -> str:
+    return str(film.lines[step - film.first_step]["say"])

@@ -135,7 +135,9 @@ class PrefixCache:
             if key in self.prefixes:
                 self.prefixes[key].hits += 1
                 self.prefixes[key].used = self.step
-        self.causes.append(f"{event.rid} found {event.n} tokens{f': {event.why}' if event.why else ''}")
+        self.causes.append(
+            f"{event.rid} found {event.n} cached tokens{f' and computes the rest: {event.why}' if event.why else ''}"
+        )
 
     def _drop(self, block_id: int) -> bool:
         key = self._at.pop(block_id, None)

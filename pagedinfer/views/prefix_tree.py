@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedinfer.trace.recording import Recording, recording_of
-from pagedinfer.views.marks import PATTERNS, SMALL, block_names, hatched, heading, part_of, share, wrapped
+from pagedinfer.views.marks import SMALL, block_names, heading, part_of, share, wrapped
 from pagedinfer.views.prefix_cache import CachedPrefix, PrefixCache, PrefixCaches
 from pagedinfer.views.stepped import Sheet, SteppedView
-from pagedinfer.views.svg import fit, number, rect, text, translate
+from pagedinfer.views.svg import fit, legend, number, rect, text, translate
 
 __all__ = ["PrefixTree"]
 
@@ -32,7 +32,7 @@ class PrefixTree(SteppedView):
     """The prefix cache as a tree, prompts from left to right: a cell is one or more blocks, right of it what follows.
 
     Cells say how often they were hit, their age (steps since they were cached or hit last, also as a bar below) and
-    their blocks; solid edges are in use by requests, dashed ones idle: the next to be evicted.
+    their blocks; solid edges are in use by requests, dashed ones idle: the next to be evicted. Thick edges are pinned.
 
     Args:
         recording: a run with prefix caching.
@@ -65,7 +65,6 @@ class PrefixTree(SteppedView):
         sheet.notes = [*cache.causes, *(_cell_words(cell, cache) for cell in cells)]
         if hidden:
             sheet.notes.append(f"and {hidden} more branches")
-        sheet.add([PATTERNS], 0)
         sheet.add(*heading(self.title, sheet.words, width))
         sheet.height += 6
         rows = max((cell.top + cell.rows for cell in cells), default=0)
@@ -85,7 +84,8 @@ class PrefixTree(SteppedView):
             sheet.add(*wrapped(cause, 12, width))
         if len(cache.causes) > 4:
             sheet.add([text(0, 12, f"and {len(cache.causes) - 4} more", SMALL)], 18)
-        sheet.add(_legend(width), 62 if width < 640 else 40)
+        key, below = _legend(width)
+        sheet.add([translate(0, 22, key)], 40 + below)
         return sheet
 
     def _words(self, cache: PrefixCache, users: dict[int, int]) -> str:
@@ -135,10 +135,8 @@ class PrefixTree(SteppedView):
         x, y = ROOT + cell.depth * unit, cell.top * ROW
         w, h = len(cell.chain) * unit - 3, cell.rows * ROW - 4
         prefix, age = cell.chain[0], cache.step - cell.chain[0].used
-        edge = 'fill-opacity=".38"' if cell.users else 'fill-opacity=".12" stroke-dasharray="4 3"'
-        body = rect("pi-live pi-s-ink" if cell.users else "pi-live pi-s-muted", x, y, w, h, 0, edge)
-        if prefix.priority is not None and prefix.priority > 100:
-            body += hatched("idle", x, y, w, h)
+        pinned = prefix.priority is not None and prefix.priority > 100
+        body = _frame(x, y, w, h, bool(cell.users), pinned)
         hits, blocks, names = f"×{prefix.hits}", len(cell.chain), block_names(p.block_id for p in cell.chain)
         wide = w >= 12 * len(hits) + 46
         if _fits(hits, w):
@@ -156,6 +154,15 @@ class PrefixTree(SteppedView):
             place = (x + 4 + 7 * len(hits) + 8, y + 13) if wide else (x + 4, y + 26)
             late += text(*place, f"age {age}", "pi-ink pi-small pi-num")
         return [part_of(body, blocks=ids, title=_cell_words(cell, cache), more=at), part_of(late, blocks=ids)]
+
+
+def _frame(x: float, y: float, w: float, h: float, used: bool, pinned: bool) -> str:
+    """A cell's box: what is pinned has a thick edge, what nobody uses a dashed one."""
+    edge = f'fill-opacity="{".38" if used else ".12"}"' + ("" if used else ' stroke-dasharray="4 3"')
+    tone = "pi-live pi-s-ink" if used or pinned else "pi-live pi-s-muted"
+    if pinned:
+        return rect(tone, x + 1, y + 1, w - 2, h - 2, 0, f'{edge} stroke-width="2.6"')
+    return rect(tone, x, y, w, h, 0, edge)
 
 
 def _fits(words: str, width: float) -> bool:
@@ -181,21 +188,12 @@ def _cell_words(cell: _Cell, cache: PrefixCache) -> str:
     return words + (", what came before it is gone" if cache.is_orphan(prefix) else "")
 
 
-def _legend(width: float) -> list[str]:
-    box = (0, -11, 22, 13)
-    marks = (
-        ("in use", rect("pi-live pi-s-ink", *box, 0, 'fill-opacity=".38"')),
-        ("idle", rect("pi-live pi-s-muted", *box, 0, 'fill-opacity=".12" stroke-dasharray="4 3"')),
-        ("pinned", rect("pi-live pi-s-ink", *box, 0, 'fill-opacity=".38"') + hatched("idle", *box)),
-        ("×3: hits", ""),
-        ("age: steps since cached or hit, bar to the oldest", rect("pi-slack", 0, -4, 22, 3)),
-    )
-    x, y, out = 0.0, 22.0, []
-    for name, mark in marks:
-        room = 28 if mark else 0
-        wide = room + 22 + 5.8 * len(name)
-        if x and x + wide > width:
-            x, y = 0.0, y + 20
-        out += [translate(x, y, mark), text(x + room, y, name, SMALL)]
-        x += wide
-    return out
+def _legend(width: float) -> tuple[str, int]:
+    marks = [
+        ("in use", _frame(0, -11, 22, 13, True, False)),
+        ("idle: may be evicted", _frame(0, -11, 22, 13, False, False)),
+        ("pinned: never evicted", _frame(0, -11, 22, 13, True, True)),
+        ("×3: hit 3 times", ""),
+        ("age 5: last used 5 steps ago; full bar: the oldest", rect("pi-slack", 0, -4, 22, 3)),
+    ]
+    return legend(marks, width, 28)

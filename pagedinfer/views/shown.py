@@ -34,7 +34,7 @@ class Shown:
         return lane_picture(self.recording, self._step(step), lane, self.panes)
 
     def png(self, step: int | None = None) -> bytes:
-        """The picture of a step as a PNG file in the light theme; its text is drawn in plain capitals."""
+        """The picture of a step as a PNG file in the light theme; its text is drawn in letters of pixels."""
         return png_of(self.svg(step))
 
     def text(self, step: int | None = None) -> str:

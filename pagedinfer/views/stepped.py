@@ -241,7 +241,7 @@ class SteppedView(ABC):
         return document(self.title, sheet.drawing(self._selected))
 
     def png(self, step: int | None = None, width: int = WIDE) -> bytes:
-        """The drawing of a step as a PNG file in the light theme; its text is drawn in plain capitals."""
+        """The drawing of a step as a PNG file in the light theme; its text is drawn in letters of pixels."""
         return png_of(self.svg(step, width))
 
     def text(self, step: int | None = None) -> str:

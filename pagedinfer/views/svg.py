@@ -118,13 +118,16 @@ def path(classes: str, d: str, more: str = "") -> str:
     return f'<path class="{classes}" d="{d}"{" " + more if more else ""}/>'
 
 
-def legend(items: Iterable[tuple[str, str]], room: float = 20) -> str:
-    """Marks (SVG, drawn above the baseline) with their names, in a row."""
-    x, out = 0.0, []
+def legend(items: Iterable[tuple[str, str]], width: float, room: float = 20) -> tuple[str, int]:
+    """Marks (SVG, drawn above the baseline) with their names, in rows; and the height of the rows below the first."""
+    x, y, out = 0.0, 0, []
     for name, mark in items:
-        out.append(translate(x, 0, mark) + text(x + room, 0, name, "pi-muted pi-small"))
-        x += room + 18 + 5.6 * len(name)
-    return "".join(out)
+        at = room if mark else 0
+        if x and x + at + 6 * len(name) > width:
+            x, y = 0.0, y + 22
+        out.append(translate(x, y, mark) + text(x + at, y, name, "pi-muted pi-small"))
+        x += at + 18 + 5.6 * len(name)
+    return "".join(out), y
 
 
 def fit(content: str, width: float, size: float = 12) -> str:

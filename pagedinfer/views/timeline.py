@@ -53,9 +53,10 @@ def draw_timeline(film: Film, step: int, lane: int, width: int) -> Drawing:
     if (hidden := len(runs) - len(shown)) > 0:
         height += 20
         out.append(text(scale.left, height - 4, f"and {hidden} more requests", "pi-muted pi-small"))
-    out.append(translate(GUTTER, height + 20, _legend(away)))
+    key, below = _legend(away, width - GUTTER)
+    out.append(translate(GUTTER, height + 20, key))
     words = f"Requests by step, steps {scale.first} to {scale.last}, {len(runs)} requests."
-    return Drawing("".join(out), width, height + 30, words)
+    return Drawing("".join(out), width, height + 30 + below, words)
 
 
 def _distance(run: Run, step: int) -> int:
@@ -123,13 +124,13 @@ def _ends(film: Film, shown: list[int], scale: Scale) -> list[str]:
 _THIN = 'fill="none" stroke-width="1.8"'
 
 
-def _legend(away: bool) -> str:
+def _legend(away: bool, width: float) -> tuple[str, int]:
     named = {
-        WAITING: "waiting", PREFILL: "prefill (tokens in the chunk)", DECODE: "decode", HELD: "running, no tokens",
-        PREEMPTED: "preempted, waiting again",
+        WAITING: "waiting", PREFILL: "prefill (its tokens, where they fit)", DECODE: "decode",
+        HELD: "running, no tokens", PREEMPTED: "preempted, waiting again",
     } | ({PREEMPTED: "preempted", SWAPPED: "swapped out"} if away else {})  # fmt: skip
     items = [(name, translate(0, -14, _bar(did, 0, 22, 0))) for did, name in named.items()]
-    return legend([*items, ("finished", path("pi-s-ink", "M8 -4l3 3.5l5 -7", _THIN))], 28)
+    return legend([*items, ("finished", path("pi-s-ink", "M8 -4l3 3.5l5 -7", _THIN))], width, 28)
 
 
 def timeline_svg(recording: Recording, step: int = -1, request: str | None = None) -> str:

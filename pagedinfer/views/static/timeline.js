@@ -25,7 +25,7 @@ function timelinePane(view) {
   const tick = () => make("svg:svg", { width: 14, height: 20, "aria-hidden": "true" }, make("svg:path", { class: "pi-tick", d: "M2 10l3 3.5l5 -7" }));
   const stop = () => make("svg:svg", { width: 14, height: 20, "aria-hidden": "true" }, make("svg:path", { class: "pi-stop", d: "M7 15l-5 -8h10z" }));
   const key = make("ul", { class: "pi-legend" });
-  const explain = (film, marks) => [[bar(WAITING), "waiting"], [bar(PREFILL), "prefill (tokens in the chunk)"], [bar(DECODE), "decode"], [bar(HELD), "running, no tokens"], [bar(PREEMPTED), "preempted, waiting again"],
+  const explain = (film, marks) => [[bar(WAITING), "waiting"], [bar(PREFILL), "prefill (its tokens, where they fit)"], [bar(DECODE), "decode"], [bar(HELD), "running, no tokens"], [bar(PREEMPTED), "preempted, waiting again"],
     ...(film.has("host") ? [[bar(SWAPPED), "swapped out, waiting again"]] : []), [tick(), "finished"], ...(marks.length ? [[stop(), "a condition came true"]] : [])].map(([mark, name]) => make("li", {}, mark, name));
   const hidden = make("p", { class: "pi-hint pi-crowd", hidden: true }), hint = scrollHint(view, scroll), pane = view.card("timeline", "Batch timeline", head, body, hint.node, hidden, key);
   let drawn = "", rows = new Map(), scale = null, mark = null, axisMark = null, focused = -1, crowded = false;
