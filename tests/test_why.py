@@ -455,6 +455,14 @@ def test_a_report_fits_on_a_screen():
     assert "2 cached blocks were evicted for it, step 2: b needs it." in said
     assert "Cached blocks were evicted for it 3 times more, steps 4 to 6." in said
     assert len(said) < 30
+    report.preempted = [(step, "no room") for step in (1, 2, 3, 5)]
+    assert "It was preempted, step 5: no room." in report.sentences
+    report.preempted = []
+    report.causes = [Cause("full", "full", [1, 3, 5, 7, 9]), Cause("late", "late", [1, 3, 5, 7, 9, 11])]
+    assert report.sentences[2:4] == [
+        "It waited 5 steps, steps 1, 3, 5, 7 and 1 more stretch: full.",
+        "It waited 6 steps, steps 1, 3, 5, 7 and 2 more stretches: late.",
+    ]
 
 
 def test_ids_that_have_no_report_say_why():

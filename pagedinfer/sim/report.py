@@ -219,9 +219,10 @@ def _sentences(report: Report) -> Iterator[str]:
 
 def _first(what: str, told: Sequence[tuple[int, str]]) -> Iterator[str]:
     """The first sentences of (step, sentence), and one about those that are left."""
-    for _, sentence in told[:MAX_NAMED]:
+    shown = len(told) if len(told) == MAX_NAMED + 1 else MAX_NAMED  # one that is left takes a line, too
+    for _, sentence in told[:shown]:
         yield sentence
-    if rest := [step for step, _ in told[MAX_NAMED:]]:
+    if rest := [step for step, _ in told[shown:]]:
         yield f"{what} {count(len(rest), 'time')} more{_where(sorted(set(rest)))}."
 
 
@@ -296,5 +297,6 @@ def _where(steps: Sequence[int]) -> str:
     if not runs:
         return ""
     said = [str(a) if a == b else f"{a} to {b}" for a, b in runs[:4]]
-    more = f" and {len(runs) - 4} more stretches" if len(runs) > 4 else ""
+    left = len(runs) - 4
+    more = f" and {left} more stretch{'' if left == 1 else 'es'}" if left > 0 else ""
     return f", {'step' if len(steps) == 1 else 'steps'} {', '.join(said)}{more}"
