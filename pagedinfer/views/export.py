@@ -45,8 +45,7 @@ def export_html(
         more: further views below it, `Latency(recording)` for one; all go to the same step and show one selection.
     """
     film = film_of(recording)
-    fullest = max(film.lines, key=lambda line: line["m"][3])["s"]
-    step = film.clamp(fullest if step is None else step)
+    step = film.fullest() if step is None else film.clamp(step)
     model = {
         "title": title, "panes": list(check_panes(panes)), "live": False, "driving": False, "cursor": step,
         "selected": film.selection(request), "answer": {}, "ask": {}, "watching": False, "breaks": [],
