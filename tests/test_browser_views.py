@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from busy_runs import busy_run
 
 from pagedinfer.errors import ConfigError
 from pagedinfer.views import describe, export_html
@@ -701,3 +702,20 @@ def test_without_anybody_to_ask_there_is_no_box(open_view, exported):
     page, view = open_view(exported)
     expect(view.locator(".pi-breaks")).to_be_hidden()
     assert_clean(page)
+
+
+def test_the_queues_keep_the_room_of_the_fullest_step_and_no_more(new_page, tmp_path):
+    rooms = []
+    for requests in (3, 24):
+        run = busy_run(requests=requests, num_blocks=16)
+        page = new_page()
+        page.goto(export_html(run, tmp_path / f"{requests}.html", step=0).as_uri())
+        page.locator(".pi-view").focus()
+        queues = page.locator(".pi-card-queues > .pi-queues")
+        heights = set()
+        for _ in range(20):
+            heights.add(queues.evaluate("node => node.clientHeight"))
+            page.keyboard.press("ArrowRight")
+        assert len(heights) == 1, "nothing below it moves"
+        rooms += heights
+    assert 40 < rooms[0] < 130 < rooms[1] == 180
