@@ -248,4 +248,6 @@ def _print(result: DemoResult) -> None:
     sys.stdout.write("\n")
     for name, value in result.summary.items():
         sys.stdout.write(f"{name:>14}  {value}\n")
-    sys.stdout.write(f"{'':>14}  (KV waste: the share of allocated token slots that hold no token)\n")
+    sys.stdout.write(
+        f"{'':>14}  (KV waste: the share of token slots taken that hold no token of a live request; cached ones count)\n"
+    )

@@ -147,7 +147,7 @@ class Session:
         finally:
             if mine is not None:
                 self.breakpoints.remove(mine)
-            self._link.end()
+            self._link.grew()  # views learn of the steps, and stay where they are
         if mine is None:
             return self.recording
         reached = self.stops[known:]

@@ -1,7 +1,8 @@
 """Linked views in a real browser: one step, one selection, one growing run; in JupyterLab and on an offline page."""
 
 import pytest
-from test_browser_lab import IN_KERNEL, expect, lab, run_notebook
+from test_browser_lab import CELLS as CELL_TYPES
+from test_browser_lab import IDLE, IN_KERNEL, expect, lab, run_notebook
 
 from pagedinfer.views import BatchComposition, Latency, RunComparison, export_html
 
@@ -76,6 +77,20 @@ def test_views_of_a_live_session_go_together(lab, new_page, artifacts):
     view.focus()
     page.keyboard.press("Escape")
     expect(latency.locator(".pi-dim")).to_have_count(0)
+
+    # By keyboard alone, and Jupyter's own keys stay out of it.
+    cells = page.evaluate(CELL_TYPES)
+    sight(latency).get_by_label("Select").focus()
+    for key in ("r", "2", "ArrowDown"):
+        page.keyboard.press(key)
+    for control in (latency.get_by_role("slider"), view.get_by_label("Speed", exact=False)):
+        control.focus()
+        for key in ("m", "ArrowUp", "ArrowDown", "d", "d"):
+            page.keyboard.press(key)
+    assert page.evaluate(CELL_TYPES) == cells
+    expect(latency.get_by_label("Select")).to_have_value('{"request":"r3"}')
+    page.wait_for_function(IDLE)
+    latency.get_by_label("Select").select_option("{}")
 
     # Play in a view with a cursor: to the end of the run, and the picture is kept for the saved file.
     sight(latency)

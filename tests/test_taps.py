@@ -392,6 +392,7 @@ def test_a_view_of_a_sessions_tap_is_linked_with_those_of_its_recording():
         for _ in range(2):
             session.submit("linked", temperature=0.0, max_tokens=6, ignore_eos=True)
         session.run()
+        latency.refresh()
         assert view.cursor == latency.cursor == tap.last_step == 6
         latency.selected = {"request": "r1"}
         latency.cursor = 4

@@ -171,6 +171,8 @@ def test_core_views_grow_with_the_run_whoever_drives(session, drive):
         engine._forward.click()
     elif drive == "cell":
         session.run(1)
+        assert (latency.cursor, engine.cursor, front._slider.max, engine._slider.max) == (0, 0, 1, 1)
+        engine.refresh()
     else:
         asyncio.run(session.play(1))
     assert session.recording.last_step == 1 == latency.cursor == engine.cursor

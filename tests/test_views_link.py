@@ -94,7 +94,7 @@ def drawn(front):
     return tail["steps"], tail["range"][1]
 
 
-@pytest.mark.parametrize("drive", ["button", "cell", "await", "run", "sheet"])
+@pytest.mark.parametrize("drive", ["button", "cell", "await", "refresh", "sheet"])
 def test_views_grow_with_the_run_whoever_drives(session, drive):
     session.run(4)
     engine, (latency, tree) = session.view(), displayed(Latency(session), PrefixTree(session))
@@ -105,8 +105,13 @@ def test_views_grow_with_the_run_whoever_drives(session, drive):
         engine.step(3)
     elif drive == "await":
         asyncio.run(session.play(3))
-    elif drive == "run":
+    elif drive == "refresh":
         session.run(3)
+        assert {view.cursor for view in (engine, latency, tree)} == {4}, "a cell's run moves no picture"
+        assert latency.last_step == json.loads(latency._front.tail)["range"][1] == 7
+        for view in (latency, tree):
+            view._front.seen = view._front._sent  # as the browser does
+        engine.refresh()
     else:
         tree._front.ask = {"id": 1, "steps": 3}
         assert tree._front.answer == {"id": 1, "more": True, "error": ""}
@@ -117,6 +122,26 @@ def test_views_grow_with_the_run_whoever_drives(session, drive):
         assert view._front.cursor == 7
         assert drawn(view._front) == ([7], 7)
         assert view.text() == type(view)(session).text()
+
+
+def test_a_view_made_later_moves_nobody(session):
+    session.run(12)
+    engine = session.view(step=4)
+    (pair,) = displayed(RunComparison(session, fork(session.recording, 2, max_num_seqs=2)))
+    assert pair.cursor == pair.divergence[0] != 4
+    assert engine.cursor == 4
+
+
+def test_views_of_several_runs_go_along_with_the_live_one(session):
+    session.run(6)
+    branch = session.fork(2, max_num_seqs=2)
+    engine, (pair, lab) = (
+        session.view(),
+        displayed(RunComparison(session, branch), FragmentationLab([session, branch])),
+    )
+    engine.ask = {"id": 1, "steps": 2, "have": 6}
+    assert engine.cursor == pair.cursor == lab.cursor == 8
+    assert lab.recordings.keys() == {"paged", "paged (2)"}
 
 
 def test_who_looks_back_is_left_there(session):

@@ -123,10 +123,8 @@ class RunComparison(SteppedView):
         self.runs = [_Run(name, recording) for name, recording in zip(self.names, pair, strict=True)]
         self._lockstep = Lockstep(pair[0], pair[1], self.names)
         super().__init__(title, pair, -1)
-        if step is not None:
-            self.cursor = step
-        elif self.divergence is not None:
-            self.cursor = self.divergence[0]
+        if step is not None or self.divergence is not None:
+            self._cursor = self.clamp(self.divergence[0] if step is None and self.divergence else step)
 
     def read(self) -> tuple[int, int]:
         """Where the runs differ, and what each has put out by when."""

@@ -9,7 +9,7 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer.views.bundle import alt_texts
 from pagedinfer.views.core_frame import CoreFrame
 from pagedinfer.views.film import film_of
-from pagedinfer.views.link import POSTING, link_of
+from pagedinfer.views.link import FOLLOW, POSTING, link_of
 from pagedinfer.views.output import publish
 from pagedinfer.views.picture import PANES
 from pagedinfer.views.static_view import StaticView
@@ -35,7 +35,7 @@ class CoreView(StaticView, CoreFrame):
         advance: Callable[[], bool] | None = None,
         panes: Sequence[str] = PANES,
         *,
-        step: int = -1,
+        step: int | None = None,
         request: str | None = None,
         title: str = "Inside the engine",
         why: str = "",
@@ -78,15 +78,17 @@ class CoreView(StaticView, CoreFrame):
             super().moved(step, selected)
             self._draw()
 
-    def grow(self) -> None:
-        """Show what the recording has got by other hands: the newest step, if the last one was shown."""
-        at_end = self._cursor == self._last
-        self.go_along(film_of(self.recording).last_step if at_end else None, None)
+    def grow(self, step: int | None) -> None:
+        """Take in what the recording has got by other hands, see `link.Member`."""
+        if step == FOLLOW:
+            step = film_of(self.recording).last_step if self._cursor == self._last else None
+        self.go_along(step, None)
 
     def refresh(self) -> None:
         """Show the recording's newest step."""
-        self.go_along(film_of(self.recording).last_step, None)
-        self._link.grew(self)
+        newest = film_of(self.recording).last_step
+        self.go_along(newest, None)
+        self._link.grew(self, newest)
 
     def keep_picture(self, live: bool = True) -> None:
         """Put the picture of now into the output that the view was shown in: what a saved notebook will show."""

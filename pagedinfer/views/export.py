@@ -46,8 +46,7 @@ def export_html(
     """
     opened = "" if step is not None else "Opens at step {}, the first with the most blocks in use. "
     film = film_of(recording)
-    fullest = max(film.lines, key=lambda line: line["m"][3])["s"]
-    step = film.clamp(fullest if step is None else step)
+    step = film.fullest() if step is None else film.clamp(step)
     model = {
         "title": title, "panes": list(check_panes(panes)), "live": False, "driving": False, "cursor": step,
         "selected": film.selection(request), "answer": {}, "ask": {}, "watching": False, "breaks": [],

@@ -77,6 +77,23 @@ class Film:
         """Number of the newest step."""
         return self.first_step + len(self.lines) - 1
 
+    def opening(self, step: int | None, live: bool) -> int:
+        """The step that a view opens at: `step`, or for None the newest; of a run that is over, the fullest one.
+
+        Raises:
+            RecordingError: there is no such step.
+        """
+        if step is not None:
+            return self.clamp(step)
+        frame = self.frame(self.last_step)
+        is_over = not (live or frame.running or frame.waiting or frame.swapped)
+        return self.fullest() if is_over else self.last_step
+
+    def fullest(self) -> int:
+        """The first step with the most blocks in use."""
+        with self.lock:
+            return int(max(self.lines, key=lambda line: line["m"][3])["s"])
+
     def clamp(self, step: int) -> int:
         """`step`, negative numbers counted from the end.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from pagedinfer.errors import ConfigError
-from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.views.address_space import Extent, Layout, external_fragmentation, is_contiguous, layout_of
 from pagedinfer.views.marks import (
     PATTERNS,
@@ -37,21 +37,23 @@ DASHES = ("", "7 3", "2 3", "10 3 2 3", "4 4", "1 2", "12 4", "6 2 1 2")
 
 
 def named_recordings(recordings: Mapping[str, Recording] | Sequence[Recording]) -> dict[str, Recording]:
-    """The recordings by name; without names by their allocator, equal ones numbered.
+    """The recordings (or what has one) by name; without names by their allocator, equal ones numbered.
 
     Raises:
         ConfigError: none, or more than 8.
     """
+    if isinstance(recordings, Recording) or hasattr(recordings, "recording"):
+        recordings = [recording_of(recordings)]
     if not isinstance(recordings, Mapping):
         named: dict[str, Recording] = {}
-        for recording in recordings:
+        for recording in map(recording_of, recordings):
             name = str(recording.config.get("allocator", "paged"))
             same = sum(other == name or other.startswith(f"{name} (") for other in named)
             named[f"{name} ({same + 1})" if same else name] = recording
         recordings = named
     if not 1 <= len(recordings) <= MAX_RECORDINGS:
         raise ConfigError(f"{len(recordings)} recordings: give 1 to {MAX_RECORDINGS}, one for each strategy.")
-    return {str(name): recording for name, recording in recordings.items()}
+    return {str(name): recording_of(recording) for name, recording in recordings.items()}
 
 
 class FragmentationLab(SteppedView):

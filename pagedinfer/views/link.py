@@ -15,10 +15,13 @@ from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 from pagedinfer.trace.recording import Recording
 
-__all__ = ["POSTING", "Link", "Member", "link_of"]
+__all__ = ["FOLLOW", "POSTING", "Link", "Member", "link_of"]
 
 POSTING = threading.RLock()
 """Held while a view sends a message: one at a time, of all views, for they tell each other."""
+
+FOLLOW = -1
+"""As a step: whoever shows the newest goes along to the new one."""
 
 FRAME_S = 0.1
 """Seconds at least between two drawings of a run that goes on."""
@@ -36,8 +39,10 @@ class Member(Protocol):
     def go_along(self, step: int | None, selected: Mapping[str, Any] | None) -> None:
         """Another view shows this step or has this selection now; None is as before."""
 
-    def grow(self) -> None:
-        """Show what the recording has got."""
+    def grow(self, step: int | None) -> None:
+        """Take in what the recording has got. `step`: go to this one; None: stay; `FOLLOW`: go to the newest, if the
+        newest was shown before.
+        """
 
     def keep_picture(self) -> None:
         """Put the picture of now where a saved notebook will show it."""
@@ -63,11 +68,14 @@ class Link:
         if source.linked:
             self._each(source, lambda member: member.linked and member.go_along(step, selected))
 
-    def grew(self, source: Member | None = None, rest: bool = True) -> None:
-        """The recording has grown. While a run goes on (`rest=False`) drawings are spaced out."""
+    def grew(self, source: Member | None = None, step: int | None = None, rest: bool = True) -> None:
+        """The recording has grown; `step` is for those that are linked, see `Member.grow`.
+
+        While a run goes on (`rest=False`) drawings are spaced out.
+        """
         if rest or time.monotonic() >= self._next:
             began = time.monotonic()
-            self._each(source, lambda member: member.grow())
+            self._each(source, lambda member: member.grow(step if member.linked else None))
             self._next = time.monotonic() + max(FRAME_S, SHARE * (time.monotonic() - began))
 
     def keep(self, source: Member | None = None) -> None:
@@ -105,7 +113,7 @@ class Link:
         advance, more = self._advance(), True
         while advance is not None and more and steps > 0:
             more, steps = bool(advance()), steps - 1
-        self.grew()
+        self.grew(step=FOLLOW)
         return more and advance is not None
 
     def begin(self) -> None:
@@ -113,12 +121,12 @@ class Link:
 
     def follow(self) -> bool:
         """Show what is new if it is time to."""
-        self.grew(rest=False)
+        self.grew(step=FOLLOW, rest=False)
         return True
 
     def end(self) -> None:
         """The run has paused or ended."""
-        self.grew()
+        self.grew(step=FOLLOW)
         self.keep()
 
 

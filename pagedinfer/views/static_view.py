@@ -31,14 +31,14 @@ class StaticView(Driven, Shown):
         advance: Callable[[], bool] | None = None,
         panes: Sequence[str] = PANES,
         *,
-        step: int = -1,
+        step: int | None = None,
         request: str | None = None,
         title: str = "Inside the engine",
         why: str = "",
     ) -> None:
         self.panes = check_panes(panes)
         self.recording, self.title, self.why = recording, title, why
-        self._cursor = film_of(recording).clamp(step)
+        self._cursor = film_of(recording).opening(step, advance is not None)
         self._selected = film_of(recording).selection(request, may_come=advance is not None)
         self._advance = advance
 

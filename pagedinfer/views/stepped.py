@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from pagedinfer.errors import RecordingError, readable
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import film_of
-from pagedinfer.views.link import POSTING, Link, link_of
+from pagedinfer.views.link import FOLLOW, POSTING, Link, link_of
 from pagedinfer.views.page import write_page
 from pagedinfer.views.raster import png_of
 from pagedinfer.views.sheet import NARROW, WIDE, Sheet, check_width, encode_sheets
@@ -115,7 +115,7 @@ class SteppedView(ABC):
         return [(source.last_step, len(source)) for source in self.sources]
 
     def update(self) -> bool:
-        """Take in what the sources have got since; a view that showed the last step shows the new last one.
+        """Take in what the sources have got since. A view on no page that showed the last step shows the new one.
 
         Returns:
             Whether there was anything.
@@ -123,7 +123,7 @@ class SteppedView(ABC):
         now = self._lengths()
         if now == self._known:
             return False
-        at_end = self._cursor == self.last_step
+        at_end = self._cursor == self.last_step and self._front is None
         self._known = now
         self.first_step, self.last_step = self.read()
         self.version += 1
@@ -201,10 +201,16 @@ class SteppedView(ABC):
         if self._front is not None:
             self._front.show(self)
 
-    def grow(self) -> None:
-        """Show what the sources have got since."""
-        if self.update() and self._front is not None:
-            self._front.show(self)
+    def grow(self, step: int | None) -> None:
+        """Take in what the sources have got since, see `link.Member`."""
+        at_end = self._cursor == self.last_step
+        self.update()
+        self.go_along((self.last_step if at_end else None) if step == FOLLOW else step, None)
+
+    def refresh(self) -> None:
+        """Go to the newest step."""
+        self.update()
+        self.moved(self.last_step)
 
     def keep_picture(self) -> None:
         """Put the picture of now into the output that the view was shown in: what a saved notebook will show."""
@@ -219,7 +225,10 @@ class SteppedView(ABC):
         Returns:
             Whether there may be more.
         """
+        before = self._cursor
         more = [link.step(steps) for link in self.links() if link.is_live]  # all of them
+        if self._cursor == before:  # no other view has taken it along
+            self.moved(max(recording.last_step for recording in self._recordings()))
         return any(more)
 
     @property

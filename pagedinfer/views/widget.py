@@ -25,7 +25,7 @@ from pagedinfer.views.assets import esm, style
 from pagedinfer.views.breaks import Breaks, Stop, Watching
 from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
-from pagedinfer.views.link import POSTING, link_of
+from pagedinfer.views.link import FOLLOW, POSTING, link_of
 from pagedinfer.views.output import publish
 from pagedinfer.views.picture import PANES, check_panes
 from pagedinfer.views.shown import Shown
@@ -50,7 +50,7 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         advance: runs one engine step and returns whether there may be more. One call at a time, on the thread that
             asks: a widget callback's, the caller's of `step` or `play`, or a worker's in `run_async`.
         panes: some of "blocks", "budget", "queues", "timeline", "memory", "chains", "details".
-        step: the step to open at; -1 is the last.
+        step: the step to open at, -1 is the last; by default the newest, and of a run that is over the fullest.
         request: a request to select; with `advance` it may be one that is yet to come.
         title: the view's name for screen readers.
         frames_per_second: the most frames that `play` and `run_async` send.
@@ -89,7 +89,7 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         advance: Callable[[], bool] | None = None,
         panes: Sequence[str] = PANES,
         *,
-        step: int = -1,
+        step: int | None = None,
         request: str | None = None,
         title: str = "Inside the engine",
         frames_per_second: float = 10.0,
@@ -112,7 +112,8 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         self._stop: list[Any] | None = None
         super().__init__(
             film=film.encode(), title=title, panes=list(check_panes(panes)), live=advance is not None,
-            cursor=film.clamp(step), selected=film.selection(request, may_come=advance is not None),
+            cursor=film.opening(step, advance is not None),
+            selected=film.selection(request, may_come=advance is not None),
             watching=self._breaks.is_possible, breaks=self._breaks.data(),
         )  # fmt: skip
         self.observe(self._on_ask, "ask")
@@ -191,8 +192,9 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         self._pause_asked = True
 
     def refresh(self) -> None:
-        """Show what the recording has got by other hands (`engine.step()` in a cell)."""
+        """Go to the newest step, whoever has run it (`session.run()` in a cell)."""
         self._show()
+        self.cursor = self._sent
         self.keep_picture()
 
     def close(self) -> None:
@@ -239,26 +241,32 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
             if step is not None:
                 film = film_of(self.recording)
                 if film.last_step > self._sent:
-                    self._post(self._sent)
+                    self._post(self._sent, follow=False)
                 self.cursor = min(max(step, film.first_step), film.last_step)
             if selected is not None:
                 self.selected = dict(selected)
 
-    def grow(self) -> None:
-        """Show what other hands have added; a run of this view's shows itself."""
-        if not self.driving:
-            self._show()
+    def grow(self, step: int | None) -> None:
+        """Take in what other hands have added, see `link.Member`; a run of this view's shows itself."""
+        if self.driving:
+            return
+        with self.hold_sync():
+            self._post(self._sent, follow=step == FOLLOW)
+            if step is not None and step != FOLLOW:
+                self.cursor = min(max(step, film_of(self.recording).first_step), self._sent)
 
     def _on_move(self, change: Any) -> None:
         if not self._quiet:
             name = "step" if change["name"] == "cursor" else "selected"
             self._link.tell(self, **{name: change["new"]})
 
-    def _post(self, have: int, answer: dict[str, Any] | None = None, rest: bool = True) -> None:
+    def _post(
+        self, have: int, answer: dict[str, Any] | None = None, rest: bool = True, follow: bool = True
+    ) -> None:
         """One message: the lines after step `have` (that one again, it may have changed), cursor and outcome."""
         film = film_of(self.recording)
         with POSTING, self.hold_sync():
-            following = self.cursor >= min(have, self._sent)
+            following = follow and self.cursor >= min(have, self._sent)
             with film.lock:  # both of the same moment
                 tail, last = film.encode(have), film.last_step
             self.tail, self._sent = tail, last
@@ -268,7 +276,7 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
             stop, self._stop = self._stop, None
             self.breaks = self._breaks.data()
             self.answer = (answer or {"error": self.error}) | ({"stop": stop} if stop else {})
-        self._link.grew(self, rest)
+        self._link.grew(self, last if following else None, rest)
 
     def _on_ask(self, change: Any) -> None:
         ask = change["new"]

@@ -37,6 +37,8 @@ function controlBar(view) {
 }
 
 function keys(view) {
+  // Lumino asks whatever has the focus, before it asks us: whoever gets it in here says no to Jupyter's own keys.
+  view.root.addEventListener("focusin", ({ target }) => target.setAttribute("data-lm-suppress-shortcuts", "true"), { signal: view.signal });
   view.root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { film } = view.state, tag = event.target.tagName, by = event.shiftKey ? 10 : 1;

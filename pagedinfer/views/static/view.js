@@ -144,12 +144,12 @@ function render({ model, el }) {
   }
 
   function absorb(name) {
-    const following = state.frame.step >= film.last, before = film.last;
+    const before = film.last;
     if (!film.add(model.get(name))) { if (!ask) request(0); return; }
     state.version++;
     grown ||= film.last > before;
     if (ask) complain("");
-    const at = opening ?? (following ? film.last : state.frame.step);
+    const at = opening ?? model.get("cursor");  // the kernel says who goes along
     opening = null;
     state.frame = film.frame(clamp(at, film.first, film.last));
     state.pool = poolOf(film, state.frame);
