@@ -249,5 +249,5 @@ def _print(result: DemoResult) -> None:
     for name, value in result.summary.items():
         sys.stdout.write(f"{name:>14}  {value}\n")
     sys.stdout.write(
-        f"{'':>14}  (KV waste: the share of token slots taken that hold no token of a live request; cached ones count)\n"
+        f"{'':>14}  (KV waste: share of token slots taken that hold no token of a live request, cached ones too)\n"
     )

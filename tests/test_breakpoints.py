@@ -191,7 +191,7 @@ def test_a_session_forks_and_explains_itself():
         assert session.why("r5").sentences == why(session.recording, "r5").sentences
         assert len(session.recording) == events
         assert repr(compare(session.recording, branch)).startswith(
-            "run 1 and max_num_batched_tokens=4 part at step"
+            '"run 1" and "max_num_batched_tokens=4" part at step'
         )
 
 

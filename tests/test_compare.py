@@ -59,7 +59,10 @@ def test_equal_runs_do_not_part():
     same = compare(recording, recording, random_run(5), names=["a", "b", "c"])
     assert same.first_divergence is None
     assert same.divergences == [None, None]
-    assert same.sentences == ["a and b do the same in every step.", "a and c do the same in every step."]
+    assert same.sentences == [
+        '"a" and "b" do the same in every step.',
+        '"a" and "c" do the same in every step.',
+    ]
     assert all(not same.block_differences(step) for step in range(same.last_step + 1))
 
 
@@ -83,9 +86,9 @@ def test_words_of_a_divergence():
         run.drain()
     runs = compare(*(run.recording for run in (first, second, third, fourth)), names="wxyz")
     assert [str(d) for d in runs.divergences] == [
-        "w and x part at step 2: x preempts b (forced), w does not",
-        "w and y part at step 1: y gets c, w does not",
-        "w and z part at step 2: z ends b (2 tokens produced), w does not",
+        '"w" and "x" part at step 2: "x" preempts b (forced), "w" does not',
+        '"w" and "y" part at step 1: "y" gets c, "w" does not',
+        '"w" and "z" part at step 2: "z" ends b (2 tokens produced), "w" does not',
     ]
     assert runs.first_divergence.names == ("w", "y")
 
@@ -93,9 +96,69 @@ def test_words_of_a_divergence():
 def test_words_of_amounts_and_of_an_end():
     recording = random_run(0, faults=False)
     chunked = compare(recording, fork(recording, 0, max_num_batched_tokens=1)).first_divergence
-    assert re.search(r"computes \d+ tokens? of r\d+, max_num_batched_tokens=1 (no|1) token", str(chunked))
-    short = compare(recording, recording.until(3), names=["all", "three"]).first_divergence
-    assert str(short) == "all and three part at step 4: three has ended, all goes on"
+    assert re.search(
+        r'computes \d+ tokens? of r\d+, "max_num_batched_tokens=1" computes (1$|none \(\w+)', str(chunked)
+    )
+    over = Recording(crowd().drain().events)
+    later = Run(CROWDED)
+    later.submit("a", 3, 4)
+    later.submit("b", 3, 6)
+    later.drain()
+    later.step()
+    short = compare(over, later.recording, names=["short", "long"])
+    assert str(short.first_divergence) == (
+        f'"short" and "long" part at step {over.last_step + 1}: "short" has ended, "long" goes on'
+    )
+    assert not short.unended
+
+
+def test_one_that_somebody_else_is_preempted_for():
+    """Whom the other run takes instead is told, and so is why it leaves somebody out."""
+    first, second = crowd(), crowd()
+    for run in (first, second):
+        run.step()
+    first.scheduler.preempt("a", "forced")
+    second.scheduler.preempt("b", "forced, too")
+    for run in (first, second):
+        run.drain()
+    assert compare(first.recording, second.recording, names="xy").sentences == [
+        '"x" and "y" part at step 2: "x" preempts a (forced), "y" preempts b instead.'
+    ]
+    seats = fork(first.recording, 0, max_num_seqs=1)
+    assert compare(first.recording, seats).sentences == [
+        '"run 1" and "max_num_seqs=1" part at step 1: "run 1" admits b (2 blocks for 3 tokens, 6 free after that), '
+        '"max_num_seqs=1" does not (the only seat (max_num_seqs) is taken).'
+    ]
+
+
+def test_a_run_that_has_not_ended_is_no_divergence():
+    recording = random_run(0, faults=False)
+    live = recording.until(3)
+    both = compare(live, recording, names=["live", "whole"])
+    assert both.first_divergence is None
+    assert both.unended == {"live": 3}
+    assert both.sentences == [
+        '"live" and "whole" do the same in every step.',
+        '"live" has not ended: it is compared up to step 3, and its numbers are those up to there.',
+    ]
+    assert compare(live, live).unended == {}
+    turned = compare(fork(recording, 1, max_num_batched_tokens=1), live, names=["other", "live"])
+    assert turned.first_divergence.step <= 3
+    assert turned.unended == {"live": 3}
+
+
+def test_sessions_and_branches_are_taken():
+    from pagedinfer import SamplingParams
+    from pagedinfer.engine.engine import Engine
+    from pagedinfer.session import Session
+    from pagedinfer.sim.simulated import SimulatedRunner
+
+    with Session(Engine(CROWDED, SimulatedRunner())) as session:
+        session.submit([1] * 3, SamplingParams(max_tokens=3))
+        session.run()
+        runs = compare(session, session.fork(1, max_num_batched_tokens=4), session.recording)
+    assert runs.names == ["run 1", "max_num_batched_tokens=4", "run 3"]
+    assert runs.recordings[0] is runs.recordings[2]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -174,7 +237,7 @@ def test_the_table_and_its_pictures():
     assert repr(again) == repr(runs)
     assert again._repr_html_() == runs._repr_html_()
     lines = repr(runs).split("\n")
-    assert lines[0].startswith("run 1 and max_num_batched_tokens=1 (2) part at step ")
+    assert lines[0].startswith('"run 1" and "max_num_batched_tokens=1 (2)" part at step ')
     assert lines[2].split()[0] == "metric"
     assert len({len(line) for line in lines[2:]}) == 1
     assert runs._repr_html_().count("<tr>") == len(runs.table) + 1
@@ -190,7 +253,7 @@ def test_four_runs_with_long_names_and_one_that_is_equal():
         fork(recording, 2),
     ]
     lines = repr(compare(recording, *branches)).split("\n")
-    assert lines[2] == "run 1 and as recorded do the same in every step."
+    assert lines[2] == '"run 1" and "as recorded" do the same in every step.'
     assert [line.split() for line in lines[3:6]] == [
         ["metric", "run", "1", "max_num_batched_tokens=1", "num_blocks=40,", "as", "recorded"],
         ["preempt_mode=swap,"],

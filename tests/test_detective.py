@@ -83,7 +83,11 @@ def test_other_cures_pass(exercise_id, change):
         ("10.3", {"enable_prefix_caching": False}, "0 prompt tokens are found"),
         ("10.4", {"aging": 10.0}, "comes after 41 steps"),
         ("10.4", {"victim": "lowest-priority"}, "comes after 41 steps"),
-        ("10.4", {"order": "fcfs"}, "is refused"),
+        (
+            "10.4",
+            {"order": "fcfs"},
+            "r6 is refused: \"priority=10 of 'r6' would be ignored under order='fcfs'",
+        ),
         ("10.4", {"max_num_seqs": 6}, "larger machine"),
     ],
 )

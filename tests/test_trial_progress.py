@@ -95,6 +95,7 @@ def test_trials_beside_whole_forks(seed):
         {"preempt_mode": "swap", "num_host_blocks": 30},
     ):
         whole = {life.rid: life for life in lives(fork(recording, 0, **changes).recording)}
+        assert {life.rid: life for life in Trials(recording, "").everyone(changes, Progress("", ""))} == whole
         for rid in everyone[::3]:
             outcome = Trials(recording, rid).run(changes, Progress("", ""))
             life = whole[rid]

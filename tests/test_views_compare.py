@@ -8,6 +8,8 @@ import pytest
 from handmade import HandMade
 
 from pagedinfer.errors import ConfigError
+from pagedinfer.sim.compare import compare
+from pagedinfer.sim.fork import fork
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.compare_view import RunComparison
@@ -126,7 +128,7 @@ def test_requests_that_differ_are_told(pair):
         named = re.findall(r"^  (R\d+): wide:", view.text(step), re.M)
         assert set(named) <= expected
         assert len(named) == min(8, len(expected))
-        assert f"and {len(expected)} requests differ" in view.text(step)
+        assert f"and {len(expected)} request{'s' * (len(expected) != 1)} differ" in view.text(step)
 
 
 def test_equal_runs_have_no_difference(simulated_run):
@@ -134,11 +136,13 @@ def test_equal_runs_have_no_difference(simulated_run):
     view = RunComparison(first, second)
     assert view.divergence is None
     assert all(view.different_blocks(step) == [] for step in range(view.last_step + 1))
-    assert "A and B do the same in every step" in view.text()
+    assert '"A" and "B" do the same in every step' in view.text()
     assert view.cursor == view.last_step
     longer = RunComparison(first, first.until(9), names=("whole", "part"))
     assert longer.divergence is None, "it was cut, nobody knows how it went on"
-    assert "whole and part do the same in every step up to 9, the last of part" in longer.text()
+    assert (
+        '"whole" and "part" do the same in every step; "part" has not ended: it is compared up to step 9'
+    ) in longer.text()
     assert f"of {first.at(9).num_blocks} blocks in use at step 9, its last" in longer.svg()
 
 
@@ -151,9 +155,25 @@ def test_a_run_with_nobody_left_has_ended():
         return run.recording
 
     view = RunComparison(made(0), made(2), names=("short", "long"))
-    assert view.divergence == (2, "short has ended, long goes on")
+    assert view.divergence == (2, '"short" has ended, "long" goes on')
     assert view.cursor == 2
-    assert "they part at step 2: short has ended, long goes on" in view.text()
+    assert 'they part at step 2: "short" has ended, "long" goes on' in view.text()
+
+
+def test_the_view_and_the_comparison_say_it_in_the_same_words(simulated_run):
+    recording = one(simulated_run, 0, 22)
+    sentences = []
+    for changes in ({"victim": "fewest-tokens-lost"}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 16}):
+        both = compare(recording, fork(recording, 0, **changes), names=NAMES)
+        found = both.first_divergence
+        assert RunComparison(both).divergence == (found.step, found.sentence)
+        sentences.append(found.sentence)
+    assert sentences[0] == (
+        '"wide" preempts R11 (R10 needs 1 block, 0 free; R11 gives way), "tight" preempts R9 instead'
+    )
+    assert sentences[1].endswith(
+        '(6 blocks for 82 tokens, 9 free after that), "tight" does not (all 3 seats (max_num_seqs) are taken)'
+    )
 
 
 def test_branches_and_comparisons_are_taken(pair):

@@ -10,9 +10,10 @@ from test_metrics import twin_phases, without_cancelled
 from pagedinfer import EngineConfig, Recorder, SamplingParams
 from pagedinfer.engine.engine import Engine
 from pagedinfer.errors import ConfigError, RequestTooLong, UnknownRequest
+from pagedinfer.sim.advice import Help, best_of
 from pagedinfer.sim.fork import fork
 from pagedinfer.sim.player import Player
-from pagedinfer.sim.report import LOST, WAITING
+from pagedinfer.sim.report import LOST, WAITING, Cause
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.sim.why import default_candidates, why
 from pagedinfer.trace.vllm_events import from_vllm
@@ -44,6 +45,8 @@ def test_a_preempted_request():
         f"It was preempted, step 3: {told(recording)}.",
         "4 tokens had to be computed again, step 5.",
         "What would have helped most: num_blocks=6, E2E 2 steps shorter.",
+        "The price of num_blocks=6: more memory (num_blocks is 4), the others' TTFT and E2E not longer, makespan "
+        "2 steps shorter.",
         "Re-simulated from the first step: num_blocks=6 (E2E 2 steps shorter), num_blocks=8 (E2E 2 steps shorter), "
         "admission=full-reservation (TTFT 4 steps longer and E2E 2 steps longer).",
         "Re-simulated without a difference to it: max_num_batched_tokens=32, max_num_seqs=8, "
@@ -51,7 +54,7 @@ def test_a_preempted_request():
     ]
     assert str(report) == repr(report) == "\n".join(report.sentences)
     assert report._repr_html_().startswith("<p><b>b ended (length)")
-    assert report._repr_html_().count("<li>") == 9
+    assert report._repr_html_().count("<li>") == 10
 
 
 def test_the_one_it_was_preempted_for():
@@ -294,9 +297,11 @@ def test_how_one_was_ended_and_what_it_would_have_got():
         run.step()
     run.scheduler.abort("b", "the caller hung up")
     sentences = why(run.drain(), "b", candidates=[{"max_num_seqs": 2}]).sentences
-    assert sentences[-3:] == [
+    assert sentences[-4:] == [
         "It was ended after step 5: the caller hung up.",
         "What would have helped most: max_num_seqs=2, a first token after 1 step instead of none and 5 tokens more.",
+        "The price of max_num_seqs=2: more seats (max_num_seqs is 1), the others' TTFT and E2E not longer, makespan "
+        "the same.",
         "Re-simulated from the first step: max_num_seqs=2 (a first token after 1 step instead of none and 5 tokens "
         "more).",
     ]
@@ -323,6 +328,141 @@ def test_a_recording_that_ends_before_it():
         "The recording ends before it does. Re-simulated, everybody runs on to the most tokens asked for; without a "
         "change it then has TTFT 10 and E2E 11, from which gains count."
     )
+
+
+def long_prompt(steps=40):
+    """r2's prompt fills the budget for five steps, and r3 waits behind it."""
+    run = Run(EngineConfig(num_blocks=80, block_size=4, max_num_batched_tokens=24, max_model_len=200))
+    run.submit("r0", 4, 12)
+    run.submit("r1", 4, 12)
+    for _ in range(4):
+        run.step()
+    run.submit("r2", 110, 4)
+    run.submit("r3", 6, 4)
+    for _ in range(steps):
+        if run.scheduler.requests:
+            run.step()
+    return run.recording
+
+
+def test_who_used_the_budget_up_and_that_chunks_can_be_capped():
+    report = why(long_prompt(), "r3")
+    assert report.sentences[2] == (
+        "It waited 5 steps, steps 5 to 9: token budget of 24 used up (r2: 22 tokens a step in steps 5 to 9; 2 more)."
+    )
+    assert {"max_chunk_tokens": 12} in [found.changes for found in report.helps if found.e2e == 5]
+    capped = why(long_prompt(), "r3", candidates=[{"max_num_batched_tokens": 64}, {"max_chunk_tokens": 12}])
+    assert capped.sentences[4:6] == [
+        "What would have helped most: max_chunk_tokens=12, TTFT 5 steps shorter and E2E 5 steps shorter.",
+        "The price of max_chunk_tokens=12: the others' TTFT at worst 5 steps longer (r2), E2E at worst 5 steps "
+        "longer (r2), makespan 4 steps longer.",
+    ]
+    assert not any("max_chunk_tokens" in changes for changes in default_candidates(story())), (
+        "nothing was full"
+    )
+
+
+def test_many_small_ones_use_a_budget_up():
+    run = Run(EngineConfig(num_blocks=80, block_size=4, max_num_batched_tokens=5, max_num_seqs=9))
+    for number in range(5):
+        run.submit(f"r{number}", 1, 6)
+    run.step()
+    run.submit("late", 1, 1)
+    assert [str(cause) for cause in why(run.drain(), "late").causes] == [
+        "token budget of 5 used up (5 requests, 1 token a step each)"
+    ]
+
+
+def test_a_change_that_costs_no_hardware_comes_first():
+    recording, free = long_prompt(), {"order": "shortest-prefill"}
+    best = "What would have helped most: order=shortest-prefill, TTFT 5 steps shorter and E2E 5 steps shorter"
+    report = why(recording, "r3", candidates=[{"max_num_batched_tokens": 256, "num_blocks": 90}, free])
+    assert report.helps[0].grows == {"num_blocks": 80, "max_num_batched_tokens": 24}
+    assert report.sentences[4] == (
+        f"{best}; max_num_batched_tokens=256, num_blocks=90 helps as much, but costs more memory and longer steps."
+    )
+    worse = why(story(), "b", candidates=[{"num_blocks": 6}, {"max_num_seqs": 9}])
+    assert worse.sentences[7] == "What would have helped most: num_blocks=6, E2E 2 steps shorter."
+
+
+@pytest.mark.parametrize(
+    ("most", "free", "chosen"),
+    [((40, 40), (38, 38), 1), ((40, 40), (37, 40), 0), ((3, 2), (2, 1), 1), ((1, 1), (0, 0), 0), ((9, 4), (9, 3), 1)],
+)  # fmt: skip
+def test_within_a_step_or_5_percent_is_as_much(most, free, chosen):
+    helps = [Help({"num_blocks": 9}, *most, grows={"num_blocks": 8}), Help({"order": "sjf"}, *free)]
+    assert best_of(helps)[0] is helps[chosen]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_price_beside_forks_by_hand(seed):
+    recording = random_run(seed)
+    ids = recording.requests["request"]
+    for rid in ids[::3]:
+        report = why(
+            recording,
+            rid,
+            candidates=[{"num_blocks": 60}, {"order": "shortest-prefill"}, {"max_num_seqs": 1}],
+        )
+        if report.best is None:
+            assert report.price is None
+            continue
+        runs = [fork(recording, 0, **changes).recording.requests for changes in ({}, report.best.changes)]
+        before, after = (dict(zip(run["request"], run.rows(), strict=True)) for run in runs)
+        price, others = report.price, [other for other in ids if other != rid]
+        assert price.makespan == max(runs[1]["finished"]) - max(runs[0]["finished"])
+        lost = {other for other in others if after[other]["output_tokens"] < before[other]["output_tokens"]}
+        assert set(price.shorted) == lost
+        for name, wait in (
+            ("TTFT", lambda row: row["ttft_steps"] or row["finished"] - row["submitted"]),
+            ("E2E", lambda row: row["finished"] - row["submitted"]),
+        ):
+            more = {other: wait(after[other]) - wait(before[other]) for other in others}
+            who, worst = price.worst.get(name, (None, 0))
+            assert worst == max(0, *more.values())
+            assert who is None or more[who] == worst
+
+
+def test_a_run_that_has_not_ended_is_a_projection():
+    waits = why(long_prompt(2), "r3")
+    assert waits.sentences[5].startswith("What would have helped most, projected to the run's end: order=")
+    assert waits.sentences[6].startswith("The price of order=shortest-prefill: the others'")
+    run = Run(EngineConfig(num_blocks=40, block_size=2, max_num_batched_tokens=16, max_num_seqs=1))
+    run.submit("a", 2, 3)
+    run.submit("b", 2, 2)
+    run.submit("c", 2, 9)
+    for _ in range(6):
+        run.step()
+    over = why(run.recording, "b", candidates=[{"max_num_seqs": 2}])
+    assert over.sentences[4].startswith("What would have helped most: max_num_seqs=2, TTFT 3")
+    assert over.sentences[5].startswith("The price of max_num_seqs=2, projected to the run's end: more seats")
+
+
+def test_a_report_fits_on_a_screen():
+    """However often something happened to it."""
+    report = why(story(), "b")
+    report.preempted = [(step, "no room") for step in range(1, 9)]
+    report.preempted_for_it = [(step, "x", "no room") for step in (1, 1, 2, 3, 3)]
+    report.evicted_for_it = [(step, (1,) * step, "b needs it") for step in range(1, 7)]
+    report.causes = [Cause(str(n), str(n), [n]) for n in range(9)]
+    said = report.sentences
+    assert said[2:7] == [*(f"It waited 1 step, step {n}: {n}." for n in range(4)), (
+        "It waited 5 steps more for other reasons, steps 4 to 8."
+    )]  # fmt: skip
+    assert "It was preempted 5 times more, steps 4 to 8." in said
+    assert "Somebody was preempted for it 2 times more, step 3." in said
+    assert "1 cached block was evicted for it, step 1: b needs it." in said
+    assert "2 cached blocks were evicted for it, step 2: b needs it." in said
+    assert "Cached blocks were evicted for it 3 times more, steps 4 to 6." in said
+    assert len(said) < 30
+    report.preempted = [(step, "no room") for step in (1, 2, 3, 5)]
+    assert "It was preempted, step 5: no room." in report.sentences
+    report.preempted = []
+    report.causes = [Cause("full", "full", [1, 3, 5, 7, 9]), Cause("late", "late", [1, 3, 5, 7, 9, 11])]
+    assert report.sentences[2:4] == [
+        "It waited 5 steps, steps 1, 3, 5, 7 and 1 more stretch: full.",
+        "It waited 6 steps, steps 1, 3, 5, 7 and 2 more stretches: late.",
+    ]
 
 
 def test_ids_that_have_no_report_say_why():

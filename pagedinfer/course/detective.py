@@ -25,14 +25,13 @@ from pagedinfer.course.symptoms import (
     waiting_steps,
 )
 from pagedinfer.errors import ConfigError
+from pagedinfer.sim.advice import GROWS
 from pagedinfer.sim.fork import fork
+from pagedinfer.trace.events import Reject
 from pagedinfer.trace.metrics import Life, lives
 from pagedinfer.trace.recording import Recording
 
 __all__ = ["CASES", "EXERCISES"]
-
-GROWS = ("num_blocks", "num_host_blocks", "max_num_seqs", "max_num_batched_tokens")
-"""Settings by which a machine would grow; a change may make them smaller, not larger."""
 
 SLACK_STEPS, SLACK_SHARE = 3, 0.1
 """How far the ends of a step range may be off: steps, or a share of its length."""
@@ -160,8 +159,9 @@ def _judge_change(case: Case, recording: Recording, change: Any) -> float:
     """The symptom after the change."""
     after = _run_with(recording, change)
     ended = {life.rid: life for life in lives(after)}
+    refused = {event.rid: event.why for event in after.events if isinstance(event, Reject)}
     for life in lives(recording):
-        _judge_end(life, ended.get(life.rid))
+        _judge_end(life, ended.get(life.rid), refused.get(life.rid, ""))
     value = case.symptom(after)
     if value > case.limit:
         before = case.symptom(recording)
@@ -191,7 +191,7 @@ def _run_with(recording: Recording, change: Any) -> Recording:
         )
     if unknown := [name for name in change if name not in recording.config]:
         raise NotYet(f"There is no setting {shown(unknown[0])}; `recording.config` has them all.")
-    for name in GROWS:
+    for name in GROWS:  # a change may make them smaller, not larger
         now = recording.config[name]
         if isinstance(value := change.get(name), int) and value > now:
             raise NotYet(
@@ -206,9 +206,10 @@ def _run_with(recording: Recording, change: Any) -> Recording:
     return branch.recording
 
 
-def _judge_end(before: Life, after: Life | None) -> None:
+def _judge_end(before: Life, after: Life | None, refusal: str) -> None:
     if after is None:
-        raise NotYet(f"With your change {before.rid} is refused. Everybody should still be served.")
+        why = f': "{refusal}"' if refusal else "."
+        raise NotYet(f"With your change {before.rid} is refused{why} Everybody should still be served.")
     if (after.finish_reason, after.num_output_tokens) != (before.finish_reason, before.num_output_tokens):
         raise NotYet(
             f"With your change {before.rid} gets {after.num_output_tokens} tokens and ends with "

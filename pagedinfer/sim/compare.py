@@ -12,10 +12,11 @@ from pagedinfer.errors import ConfigError, RecordingError, readable
 from pagedinfer.sim.divergence import Divergence, difference
 from pagedinfer.sim.fork import Branch
 from pagedinfer.sim.progress import Progress
+from pagedinfer.trace.differences import ended_apart, not_ended, quoted
 from pagedinfer.trace.metrics import mean, percentile
 from pagedinfer.trace.moments import Follower, Moment
 from pagedinfer.trace.phases import PhaseBook, Phases
-from pagedinfer.trace.recording import Recording
+from pagedinfer.trace.recording import Recording, recording_of
 from pagedinfer.trace.replay import State
 from pagedinfer.trace.tables import Table
 
@@ -40,11 +41,14 @@ class BlockDifference:
         return readable(f"block {self.block_id}: {first} | {second}")
 
 
-def compare(*runs: Recording | Branch, names: Sequence[str] | None = None) -> Comparison:
-    """Compare runs with the first of them. Names are those of branches, or "run 1", "run 2".
+def compare(*runs: Any, names: Sequence[str] | None = None) -> Comparison:
+    """Compare runs with the first of them: recordings, or what has one (a session, a branch).
+
+    Names are those of branches, or "run 1", "run 2".
 
     Raises:
-        ConfigError: fewer than two runs, runs that begin at different steps, or names that do not fit.
+        ConfigError: something that has no recording, fewer than two runs, runs that begin at different steps, or names
+            that do not fit.
         RecordingError: an empty recording.
     """
     return Comparison(runs, names)
@@ -58,15 +62,13 @@ class Comparison:
         recordings: the runs.
         divergences: for each run but the first, where it parts from the first; None where it never does.
         metrics: name of a run -> its `summary`.
+        unended: name -> last step of each run that has requests left, while another has none or goes further.
     """
 
-    def __init__(self, runs: Sequence[Recording | Branch], names: Sequence[str] | None = None) -> None:
-        for run in runs:
-            if not isinstance(run, Recording | Branch):
-                raise ConfigError(f"compare takes recordings and branches, not a {type(run).__name__}.")
+    def __init__(self, runs: Sequence[Any], names: Sequence[str] | None = None) -> None:
+        self.recordings = [_recording_of(run) for run in runs]
         if len(runs) < 2:
             raise ConfigError(f"A comparison needs at least two runs; {len(runs) or 'none'} came.")
-        self.recordings = [run.recording if isinstance(run, Branch) else run for run in runs]
         if any(not recording.events for recording in self.recordings):
             raise RecordingError("A recording to compare is empty; record an engine first.")
         starts = [recording.first_step for recording in self.recordings]
@@ -80,6 +82,12 @@ class Comparison:
             followed = [_Followed(recording, progress) for recording in self.recordings]
             self.divergences = _partings(followed, self.names)
             self.metrics = {name: one.summary() for name, one in zip(self.names, followed, strict=True)}
+        self.unended = {
+            name: one.last_step
+            for name, one in zip(self.names, followed, strict=True)
+            if one.has_requests
+            and not all(other.has_requests and other.last_step <= one.last_step for other in followed)
+        }
 
     @property
     def first_divergence(self) -> Divergence | None:
@@ -127,13 +135,16 @@ class Comparison:
 
     @property
     def sentences(self) -> list[str]:
-        """Where each run parts from the first."""
-        return [
-            f"{self.names[0]} and {name} do the same in every step."
+        """Where each run parts from the first, and which of them has not ended."""
+        first = quoted(self.names[0])
+        parted = [
+            f"{first} and {quoted(name)} do the same in every step."
             if divergence is None
             else f"{divergence}."
             for name, divergence in zip(self.names[1:], self.divergences, strict=True)
         ]
+        more = "its numbers are those up to there"
+        return parted + [f"{not_ended(name, last)}, and {more}." for name, last in self.unended.items()]
 
     def __repr__(self) -> str:
         return readable("\n".join([*self.sentences, _text(self.table)]))
@@ -149,7 +160,16 @@ class Comparison:
         return readable(f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
-def _names(runs: Sequence[Recording | Branch], names: Sequence[str] | None) -> list[str]:
+def _recording_of(run: Any) -> Recording:
+    try:
+        return recording_of(run)
+    except ConfigError:
+        raise ConfigError(
+            f"compare takes recordings and what has one (a session, a branch), not a {type(run).__name__}."
+        ) from None
+
+
+def _names(runs: Sequence[Any], names: Sequence[str] | None) -> list[str]:
     if names is None:
         given = [run.name if isinstance(run, Branch) else f"run {i}" for i, run in enumerate(runs, 1)]
         return [name if given.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(given, 1)]
@@ -233,7 +253,7 @@ class _Followed:
     def __init__(self, recording: Recording, progress: Progress | None = None) -> None:
         self._recording = recording
         self._progress = progress
-        follower = Follower(recording)
+        self._follower = follower = Follower(recording)
         self._moments = follower.catch_up(rest=True)
         self._book = PhaseBook(follower.ledger)
 
@@ -246,6 +266,16 @@ class _Followed:
                     self._progress.step()
                 return moment
         return None
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the run."""
+        return self._recording.last_step
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anybody is left; at the run's end: it has not ended."""
+        return self._follower.now is not None and bool(self._follower.now.state.requests)
 
     def summary(self) -> dict[str, float | None]:
         """The numbers of the whole run, whatever has been looked at."""
@@ -261,9 +291,13 @@ def _partings(runs: Sequence[_Followed], names: Sequence[str]) -> list[Divergenc
     while together:
         first, others = runs[0].next(), {i: runs[i].next() for i in together}
         for i, second in others.items():
-            if (moment := first or second) and (
-                said := difference(first, second, (names[0], names[i]))
-            ) is not None:
-                found[i - 1] = Divergence(moment.step, said, (names[0], names[i]))
+            both = names[0], names[i]
+            said = None
+            if first and second:
+                said = difference(first, second, both)
+            elif (first or second) and not runs[0 if first is None else i].has_requests:
+                said = ended_apart(*(both if first is None else both[::-1]))
+            if (moment := first or second) and said is not None:
+                found[i - 1] = Divergence(moment.step, said, both)
         together = [i for i, second in others.items() if first and second and found[i - 1] is None]
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pagedinfer.errors import readable
 from pagedinfer.trace import events as ev
+from pagedinfer.trace.differences import Facts, amount_apart, deed_apart, quoted
 from pagedinfer.trace.moments import Moment
 
 __all__ = ["Divergence", "difference"]
@@ -22,10 +22,8 @@ class Divergence:
     names: tuple[str, str]
 
     def __str__(self) -> str:
-        return readable(f"{self.names[0]} and {self.names[1]} part at step {self.step}: {self.sentence}")
-
-
-Facts = Mapping[str, Any]
+        first, second = map(quoted, self.names)
+        return readable(f"{first} and {second} part at step {self.step}: {self.sentence}")
 
 
 def _happened(*kinds: type[ev.Event]) -> Callable[[Moment], Facts]:
@@ -60,44 +58,31 @@ def _tokens(moment: Moment) -> Facts:
 
 
 _DEEDS: list[tuple[str, Callable[[Moment], Facts]]] = [
-    ("gets {}", _happened(ev.Submit)), ("rejects {}", _happened(ev.Reject)), ("aborts {}", _happened(ev.Abort)),
-    ("preempts {}", _happened(ev.Preempt)), ("resumes {}", _happened(ev.Resume)), ("admits {}", _happened(ev.Admit)),
-    ("ends {}", _happened(ev.Finish)),
+    ("gets", _happened(ev.Submit)), ("rejects", _happened(ev.Reject)), ("aborts", _happened(ev.Abort)),
+    ("preempts", _happened(ev.Preempt)), ("resumes", _happened(ev.Resume)), ("admits", _happened(ev.Admit)),
+    ("ends", _happened(ev.Finish)),
 ]  # fmt: skip
 """What a run can do to a request and the other not; causes differ by their numbers and are only told."""
 
-_AMOUNTS: list[tuple[str, Callable[[Moment], Facts]]] = [
-    ("computes {} of {}", _computed), ("gives {} to {}", _tokens), ("takes {} for {}", _new_blocks),
+_AMOUNTS: list[tuple[str, str, str, Callable[[Moment], Facts]]] = [
+    ("computes", "of", "token", _computed), ("gives", "to", "token", _tokens), ("takes", "for", "block", _new_blocks),
 ]  # fmt: skip
 
 
-def difference(first: Moment | None, second: Moment | None, names: tuple[str, str]) -> str | None:
+def difference(first: Moment, second: Moment, names: tuple[str, str]) -> str | None:
     """The first thing that two runs do differently in a step, None when they do the same."""
-    if first is None or second is None:
-        ended, other = names if first is None else names[::-1]
-        return f"{ended} has ended, {other} goes on"
     if first.events == second.events and first.spans == second.spans:
         return None
-    for words, look in _DEEDS:
-        ours, theirs = look(first), look(second)
-        for rid in [*ours, *theirs]:
-            if (rid in ours) != (rid in theirs):
-                who, other, why = (*names, ours[rid]) if rid in ours else (*names[::-1], theirs[rid])
-                return f"{who} {words.format(rid)}{f' ({why})' if why else ''}, {other} does not"
-    for (words, look), unit in zip(_AMOUNTS, ("token", "token", "block"), strict=True):
-        ours, theirs = look(first), look(second)
-        for rid in [*ours, *theirs]:
-            if ours.get(rid) != theirs.get(rid):
-                return (
-                    f"{names[0]} {words.format(_amount(ours.get(rid), unit), rid)}, "
-                    f"{names[1]} {_amount(theirs.get(rid), unit)}"
-                )
+    reasons = _reasons(first), _reasons(second)
+    for verb, look in _DEEDS:
+        if said := deed_apart(verb, (look(first), look(second)), names, reasons):
+            return said
+    for verb, link, noun, look in _AMOUNTS:
+        if said := amount_apart(verb, link, noun, (look(first), look(second)), names, reasons):
+            return said
     return None
 
 
-def _amount(value: Any, unit: str) -> str:
-    if not value:
-        return f"no {unit}s"
-    if isinstance(value, tuple):
-        return f"{unit}{'' if len(value) == 1 else 's'} {', '.join(map(str, value))}"
-    return f"{value} {unit}{'' if value == 1 else 's'}"
+def _reasons(moment: Moment) -> Facts:
+    """Request -> why the step left it out."""
+    return {rid: why for e in moment.events if isinstance(e, ev.Step) for rid, why in e.reasons.items()}

@@ -1,7 +1,7 @@
 """What a change would have meant for one request: the run with that change, as far as the request's end and no further.
 
 A trial is `fork(recording, first step, **changes)` without its recording: nobody listens to the events, only the
-request is watched. What happens after its end makes no difference to it.
+request is watched. What happens after its end makes no difference to it, but it does to others: `everyone` runs on.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from pagedinfer.sim.fork import changed_config
 from pagedinfer.sim.player import Inputs, Player
 from pagedinfer.sim.progress import Progress
 from pagedinfer.sim.rerun import Driver
+from pagedinfer.trace.metrics import Ledger, Life
 from pagedinfer.trace.recording import Recording
 
 __all__ = ["Outcome", "Trials"]
+
+FAR_LONGER = 20
+"""A run to the end is given up after so many times the recorded steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,7 @@ class Trials:
         Raises:
             ConfigError: an unknown setting or a bad value.
         """
-        config = changed_config(self._recording, changes)
-        policy = None if self._make_policy is None else self._make_policy(config)
-        driver = Driver([], config, policy, listens=False)
+        driver = self._driver(changes)
         player, fate = Player(self._inputs, driver), _Fate(driver.scheduler, self._rid, self._number)
 
         def looks() -> bool:
@@ -87,6 +89,27 @@ class Trials:
         refused = frozenset(map(id, [*player.refused, *player.never_fit()]))
         ttft, e2e = _gap(fate.submitted, fate.first_token), _gap(fate.submitted, fate.finished)
         return Outcome(ttft, e2e, fate.num_tokens, refused)
+
+    def everyone(self, changes: dict[str, Any], progress: Progress) -> list[Life] | None:
+        """The lives of all requests in the whole run with these settings, in order of submission.
+
+        None: it takes far longer than the recorded one, perhaps for ever.
+        """
+        most = self._recording.last_step * FAR_LONGER + FAR_LONGER
+        driver, ledger = self._driver(changes), Ledger()
+        driver.bus.subscribe(ledger.add)  # a trial cancels no plan
+
+        def looks() -> bool:
+            progress(driver.scheduler.step)
+            return driver.scheduler.step >= most
+
+        Player(self._inputs, driver).play(looks)
+        return None if driver.scheduler.step >= most else ledger.lives
+
+    def _driver(self, changes: dict[str, Any]) -> Driver:
+        config = changed_config(self._recording, changes)
+        policy = None if self._make_policy is None else self._make_policy(config)
+        return Driver([], config, policy, listens=False)
 
 
 class _Fate:

@@ -7,14 +7,15 @@ requests with one setting changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.policy import Policy
 from pagedinfer.errors import ConfigError, RecordingError, UnknownRequest
+from pagedinfer.sim.advice import Help, growth, label_of, price_of
 from pagedinfer.sim.progress import Progress
-from pagedinfer.sim.report import LOST, WAITING, Cause, Help, Report, label_of
+from pagedinfer.sim.report import LOST, WAITING, Cause, Report
 from pagedinfer.sim.trials import Outcome, Trials
 from pagedinfer.trace import events as ev
 from pagedinfer.trace.moments import moments
@@ -44,6 +45,7 @@ def why(
     if not mine:
         raise UnknownRequest(_unknown(recording, rid, everyone))
     report = Report(mine[-1])
+    report.is_cut = any(one.life.finish_reason is None for one in everyone)
     report.is_imported = "imported_from" in recording.info
     _look_back(recording, report)
     if not report.phases.steps(*LOST):
@@ -56,7 +58,8 @@ def why(
         return report
     if candidates is None:
         candidates = default_candidates(recording, set(report.phases.by_step.values()))
-    _try(trials, report, candidates)
+    _try(trials, report, candidates, recording.config)
+    _price(trials, report)
     return report
 
 
@@ -90,6 +93,8 @@ def _look_back(recording: Recording, report: Report) -> None:
                 front, sentence = _reason(event, report, ends)
                 cause = causes.setdefault(_pattern(sentence, front), Cause(sentence))
                 cause.add(moment.step, front, sentence)
+                if sentence.startswith("token budget of "):
+                    cause.add_spent(moment.step, event.scheduled)
                 for other in event.scheduled:
                     report.ran_meanwhile.setdefault(other, []).append(moment.step)
             elif isinstance(event, ev.Preempt) and event.rid == rid:
@@ -125,7 +130,8 @@ def _pattern(sentence: str, front: str) -> str:
 def default_candidates(recording: Recording, spent: Container[str] = PHASES) -> list[dict[str, Any]]:
     """Single changes worth a try: a larger pool, budget or batch, no watermark, other policies; aging where it is off.
 
-    Policies are those that bear on the phases in `spent`.
+    Policies are those that bear on the phases in `spent`. Chunks are capped where one took most of a budget that was
+    used up.
     """
     config = recording.config
     blocks = config["num_blocks"]
@@ -149,6 +155,8 @@ def default_candidates(recording: Recording, spent: Container[str] = PHASES) -> 
             {"preempt_mode": "swap", "num_host_blocks": max(blocks, config.get("num_host_blocks", 0))},
         ),
     ]
+    if any(phase in spent for phase in WAITING):
+        tried += [("", {"max_chunk_tokens": cap}) for cap in _chunk_caps(recording)]
     if config.get("order") == "priority":  # under another order requests with a priority are refused
         tried = [(phase, changes) for phase, changes in tried if "order" not in changes]
     return [
@@ -156,6 +164,15 @@ def default_candidates(recording: Recording, spent: Container[str] = PHASES) -> 
         for phase, changes in tried
         if (not phase or phase in spent) and _differs(config, changes) and _is_sound(config, changes)
     ]
+
+
+def _chunk_caps(recording: Recording) -> list[int]:
+    """Half and a quarter of the token budget, where a step used it up and more than that on one request."""
+    budget = recording.config["max_num_batched_tokens"]
+    plans = [event for event in recording.events if isinstance(event, ev.Step)]
+    full = [plan.scheduled.values() for plan in plans if sum(plan.scheduled.values()) >= plan.budget]
+    most = max(map(max, filter(None, full)), default=0)
+    return [cap for cap in dict.fromkeys((-(-budget // 2), -(-budget // 4))) if cap < most]
 
 
 def _differs(config: dict[str, Any], changes: dict[str, Any]) -> bool:
@@ -171,7 +188,9 @@ def _is_sound(config: dict[str, Any], changes: dict[str, Any]) -> bool:
     return True
 
 
-def _try(trials: Trials, report: Report, candidates: Sequence[dict[str, Any]]) -> None:
+def _try(
+    trials: Trials, report: Report, candidates: Sequence[dict[str, Any]], config: Mapping[str, Any]
+) -> None:
     """Re-simulate each candidate and note what the request gains against the same without a change."""
     with Progress("Re-simulating without a change", "step") as progress:
         before = trials.run({}, progress)
@@ -186,8 +205,19 @@ def _try(trials: Trials, report: Report, candidates: Sequence[dict[str, Any]]) -
                 continue  # it refuses requests; those that are left would seem to gain by it
             ttft, e2e = _minus(_ttft(before), _ttft(after)), _minus(before.e2e, after.e2e)
             first = after.ttft if before.ttft is None else None
-            report.helps.append(Help(changes, ttft, e2e, after.num_tokens - before.num_tokens, first))
+            more = after.num_tokens - before.num_tokens
+            report.helps.append(Help(changes, ttft, e2e, more, first, growth(config, changes)))
     report.helps.sort(key=lambda help_: help_.gain, reverse=True)  # stable: the first tried stays in front
+
+
+def _price(trials: Trials, report: Report) -> None:
+    """Run the best change and none to the end, and note what the others lose."""
+    if (best := report.best) is None:
+        return
+    with Progress(f"Re-simulating {best.name} to the end", "step") as progress:
+        before, after = trials.everyone({}, progress), trials.everyone(best.changes, progress)
+    if before is not None and after is not None:
+        report.price = price_of(report.life, before, after)
 
 
 def _ttft(outcome: Outcome) -> float | None:

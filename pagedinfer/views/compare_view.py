@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, count
+from pagedinfer.trace.differences import quoted
 from pagedinfer.trace.events import Commit
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
@@ -189,21 +190,17 @@ class RunComparison(SteppedView):
         return sheet
 
     def _words(self, step: int, different: Sequence[int], requests: Mapping[str, str]) -> str:
+        unended = f"; {self._lockstep.unended}" if self._lockstep.unended else ""
         if self.divergence is None:
-            words = f"step {step}: {self.names[0]} and {self.names[1]} do the same in every step"
-            shorter = self._lockstep.shorter
-            return (
-                words
-                if shorter is None
-                else f"{words} up to {self._lockstep.last}, the last of {self.names[shorter]}"
-            )
+            first, second = map(quoted, self.names)
+            return f"step {step}: {first} and {second} do the same in every step{unended}"
         parted, why = self.divergence
         here = (
-            f"{len(different)} blocks and {len(requests)} requests differ"
+            f"{count(len(different), 'block')} and {count(len(requests), 'request')} differ"
             if different or requests
             else "no difference"
         )
-        return f"step {step}: {here}; they part at step {parted}: {why}"
+        return f"step {step}: {here}; they part at step {parted}: {why}{unended}"
 
     def _settings(self) -> str:
         first, second = (run.recording.config for run in self.runs)

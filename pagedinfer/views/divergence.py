@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pagedinfer.errors import count
+from pagedinfer.trace.differences import Facts, amount_apart, deed_apart, ended_apart, not_ended, quoted
 from pagedinfer.trace.recording import Recording
 from pagedinfer.trace.replay import State
 from pagedinfer.views.walk import Walk
@@ -13,6 +15,9 @@ __all__ = ["BlockUse", "Lockstep", "blocks_of", "difference_of", "request_lines"
 BlockUse = tuple[tuple[tuple[str, int], ...], int]
 """Owners of a block as (request, logical block), and the tokens written in it."""
 
+DEEDS = {"preempts": "preempted", "resumes": "resumed", "admits": "admitted", "ends": "finished"}
+"""What a run can do to a request and the other not -> where its state has it."""
+
 
 def difference_of(first: State, second: State, names: Sequence[str]) -> str:
     """What two states at the end of a step differ in, in a sentence; "" if they are the same to a viewer.
@@ -20,29 +25,33 @@ def difference_of(first: State, second: State, names: Sequence[str]) -> str:
     Told is what a run did and the other did not (preempted, resumed, admitted, ended), else the first difference in
     what was scheduled, in the queues, in the block tables or in the tokens.
     """
-    deeds = {"preempts": "preempted", "resumes": "resumed", "admits": "admitted", "ends": "finished"}
-    for verb, attribute in deeds.items():
+    reasons = first.last.reasons, second.last.reasons
+    for verb, attribute in DEEDS.items():
         ours, theirs = getattr(first.last, attribute), getattr(second.last, attribute)
-        for i, (mine, other) in enumerate(((ours, theirs), (theirs, ours))):
-            if rid := next((rid for rid in mine if rid not in other), ""):
-                why = (first, second)[i].last.causes.get(rid, "")
-                return f"{names[i]} {verb} {rid}{f' ({why})' if why else ''}, {names[1 - i]} does not"
-    for rid in [*first.last.scheduled, *second.last.scheduled]:
-        a, b = first.last.scheduled.get(rid, 0), second.last.scheduled.get(rid, 0)
-        if a != b:
-            return f"{names[0]} computes {a} token{'' if a == 1 else 's'} of {rid}, {names[1]} {b}"
+        if ours != theirs:
+            facts = _causes(first, ours), _causes(second, theirs)
+            if said := deed_apart(verb, facts, names, reasons):
+                return said
+    scheduled = first.last.scheduled, second.last.scheduled
+    if said := amount_apart("computes", "of", "token", scheduled, names, reasons):
+        return said
+    one, two = map(quoted, names)
     for queue in ("running", "waiting", "swapped"):
         if getattr(first, queue) != getattr(second, queue):
             who = [", ".join(getattr(state, queue)[:6]) or "nobody" for state in (first, second)]
-            return f"{queue}: {who[0]} in {names[0]}, {who[1]} in {names[1]}"
+            return f"{queue}: {who[0]} in {one}, {who[1]} in {two}"
     for rid, request in first.requests.items():
         if request.block_table != (table := second.requests[rid].block_table):
             start = _same(request.block_table, table)
             held = [_ids(ids, start) for ids in (request.block_table, table)]
-            return f"{rid} holds blocks {held[0]} in {names[0]}, {held[1]} in {names[1]}"
-        if request.num_tokens != (count := second.requests[rid].num_tokens):
-            return f"{rid} has {request.num_tokens} tokens in {names[0]}, {count} in {names[1]}"
+            return f"{rid} holds blocks {held[0]} in {one}, {held[1]} in {two}"
+        if request.num_tokens != (number := second.requests[rid].num_tokens):
+            return f"{rid} has {count(request.num_tokens, 'token')} in {one}, {number} in {two}"
     return ""
+
+
+def _causes(state: State, rids: Sequence[str]) -> Facts:
+    return {rid: state.last.causes.get(rid, "") for rid in rids}
 
 
 def _same(first: Sequence[int], second: Sequence[int]) -> int:
@@ -87,8 +96,7 @@ class Lockstep:
         self.last, self.states = step, self._walk.newest
         self.divergence = self._parted
         if self.divergence is None and (ended := self.ended) is not None:
-            words = f"{self._names[ended]} has ended, {self._names[1 - ended]} goes on"
-            self.divergence = step + 1, words
+            self.divergence = step + 1, ended_apart(self._names[ended], self._names[1 - ended])
 
     @property
     def shorter(self) -> int | None:
@@ -101,6 +109,12 @@ class Lockstep:
         """Which run has fewer steps and nobody left."""
         shorter = self.shorter
         return None if shorter is None or self.states[shorter].requests else shorter
+
+    @property
+    def unended(self) -> str:
+        """That the run with fewer steps has not ended, in a sentence; "" where it has or there is none."""
+        shorter = self.shorter
+        return "" if shorter is None or self.ended is not None else not_ended(self._names[shorter], self.last)
 
     def differ(self, step: int) -> bool:
         """Whether the runs differ at the end of a step."""
@@ -133,4 +147,4 @@ def _request_words(state: State, rid: str) -> str:
         return f"ended ({state.finished[rid][0]})" if rid in state.finished else "not there"
     why = state.last.reasons.get(rid, "") if request.status != "running" else ""
     words = f"{request.status}, {request.num_computed_tokens} of {request.num_tokens} tokens, "
-    return words + f"{len(request.block_table)} blocks" + (f" ({why})" if why else "")
+    return words + count(len(request.block_table), "block") + (f" ({why})" if why else "")
