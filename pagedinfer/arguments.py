@@ -8,7 +8,7 @@ from typing import Any
 
 from pagedinfer.checks import nearest
 from pagedinfer.config import SamplingParams
-from pagedinfer.errors import ConfigError, RequestError
+from pagedinfer.errors import ConfigError, RequestError, kind_of
 
 __all__ = ["is_single", "no_progress", "one_each", "progress", "read_conversation", "refuse_unsupported"]
 
@@ -59,9 +59,7 @@ def is_single(prompts: object) -> bool:
     ):  # an array or tensor: ids, or rows of ids
         return bool(prompts.ndim == 1)  # type: ignore[attr-defined]
     if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"Prompts are a {type(prompts).__name__}; give text, token ids, or a list of them."
-        )
+        raise RequestError(f"Prompts are {kind_of(prompts)}; give text, token ids, or a list of them.")
     return bool(prompts) and isinstance(prompts[0], int) and not isinstance(prompts[0], bool)
 
 
@@ -77,7 +75,7 @@ def one_each(
         return [params] * count
     if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
         raise ConfigError(
-            f"sampling_params is a {type(params).__name__}; give SamplingParams(...), or a list with one for each."
+            f"sampling_params is {kind_of(params)}; give SamplingParams(...), or a list with one for each."
         )
     if len(params) != count:
         raise ConfigError(
@@ -94,7 +92,7 @@ def read_conversation(conversation: object) -> list[dict[str, Any]]:
     """
     if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence):
         raise RequestError(
-            f'A conversation is a {type(conversation).__name__}; give a list of {{"role", "content"}}.'
+            f'A conversation is {kind_of(conversation)}; give a list of {{"role", "content"}}.'
         )
     if not conversation:
         raise RequestError('A conversation has no messages; give at least one {"role", "content"}.')
@@ -110,7 +108,7 @@ def _text_of(content: object) -> str | None:
         return content
     how = 'give text, or a list of {"type": "text", "text": ...}.'
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
-        raise RequestError(f"The content of a message is a {type(content).__name__}; {how}")
+        raise RequestError(f"The content of a message is {kind_of(content)}; {how}")
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":

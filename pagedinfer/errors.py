@@ -21,6 +21,7 @@ __all__ = [
     "WorkloadError",
     "count",
     "describe_error",
+    "kind_of",
     "readable",
 ]
 
@@ -28,6 +29,12 @@ __all__ = [
 def count(number: int, noun: str) -> str:
     """`1 block`, `2 blocks`: a number and its noun, for sentences."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def kind_of(value: object) -> str:
+    """`an int`, `a list`: what something is, for sentences."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
 def readable(text: str) -> str:

@@ -18,7 +18,7 @@ from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.intake import Prompt
 from pagedinfer.engine.options import RequestOptions
 from pagedinfer.engine.output import RequestOutput
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, kind_of
 from pagedinfer.model_fork import Asked, fork_session, own_policy
 from pagedinfer.sim.fork import Branch
 from pagedinfer.sim.report import Report
@@ -47,9 +47,7 @@ def engine_of(engine: Engine | _HasEngine) -> Engine:
     """
     found = engine if isinstance(engine, Engine) else getattr(engine, "engine", None)
     if not isinstance(found, Engine):
-        raise ConfigError(
-            f"A session watches an Engine or an LLM, not a {type(engine).__name__}; make one first."
-        )
+        raise ConfigError(f"A session watches an Engine or an LLM, not {kind_of(engine)}; make one first.")
     return found
 
 

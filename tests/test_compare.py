@@ -280,7 +280,7 @@ def test_refusals():
     for runs, names, error, match in (
         ((recording,), None, ConfigError, "at least two runs; 1 came"),
         ((), None, ConfigError, "at least two runs; none came"),
-        ((recording, 3), None, ConfigError, "not a int"),
+        ((recording, 3), None, ConfigError, "not an int"),
         ((recording, Recording()), None, RecordingError, "is empty"),
         ((recording, recording), ["a"], ConfigError, "2 runs need as many different names"),
         ((recording, recording), ["a", "a"], ConfigError, "2 runs need as many different names"),

@@ -120,7 +120,7 @@ def test_params_that_do_not_suit_the_model_leave_nothing_behind(llm):
 @pytest.mark.parametrize("params", [5, "greedy", {"temperature": 0}])
 def test_params_of_another_type_are_refused(llm, params):
     with pytest.raises(
-        ConfigError, match=f"sampling_params is a {type(params).__name__}; give SamplingParams"
+        ConfigError, match=f"sampling_params is an? {type(params).__name__}; give SamplingParams"
     ):
         llm.generate(["a"], params)
     assert_no_leak(llm.engine)
@@ -128,10 +128,10 @@ def test_params_of_another_type_are_refused(llm, params):
 
 @pytest.mark.parametrize("messages", [None, 5, "Hello", {"role": "user", "content": "Hello"}])
 def test_what_is_no_conversation_is_refused(llm, messages):
-    with pytest.raises(RequestError, match=f"Messages are a {type(messages).__name__}; give a list"):
+    with pytest.raises(RequestError, match=f"Messages are an? {type(messages).__name__}; give a list"):
         llm.chat(messages)
     (output,) = llm.chat([5])  # several conversations, as it seems: a bad one costs only itself
-    assert output.error.startswith("A conversation is a int; give a list")
+    assert output.error.startswith("A conversation is an int; give a list")
 
 
 @pytest.mark.parametrize("size", [{"num_blocks": 10**30}, {"kv_cache_bytes": 10**30}])
@@ -286,7 +286,7 @@ def test_parts_of_text_are_one_text(llm):
         ([{"type": "text", "text": "a"}, "b"], "holds 'b'; models here read text"),
         ([{"type": "text"}], "A text part of a message holds None; give text"),
         ({"type": "text", "text": "a"}, "The content of a message is a dict; give text"),
-        (5, "The content of a message is a int; give text"),
+        (5, "The content of a message is an int; give text"),
     ],
 )
 def test_a_content_that_is_no_text_is_said_so(llm, content, said):

@@ -158,6 +158,18 @@ def test_text_from_the_box_goes_to_the_sessions_breakpoints():
     view.ask = {"id": 4, "steps": 0, "have": 0, "unwatch": "free blocks < 4"}
     assert list(session.breakpoints) == []
     assert view.breaks[0]["marks"], "where it came true stays marked"
+    assert view.breaks[0]["past"], "and it is none of the conditions that stop the run"
+    session.close()
+
+
+def test_the_view_lists_the_conditions_that_the_session_has():
+    session = busy_session()
+    stop = session.run(until="free blocks < 4")
+    session.breakpoints.add("any preempted")
+    view = session.view()
+    assert [known["text"] for known in view.breaks if not known.get("past")] == ["any preempted"]
+    (past,) = [known for known in view.breaks if known.get("past")]
+    assert past == {"text": "free blocks < 4", "marks": [[stop.step, stop.cause]], "past": True}
     session.close()
 
 

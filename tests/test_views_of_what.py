@@ -33,7 +33,7 @@ def test_a_branch_is_shown_as_its_recording(simulated_run, view):
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.__name__)
 @pytest.mark.parametrize("what", [None, 5, "run.jsonl", [1]])
 def test_anything_else_is_refused_in_words(view, what):
-    with pytest.raises(ConfigError, match=f"A view shows a Recording, not a {type(what).__name__}"):
+    with pytest.raises(ConfigError, match=f"A view shows a Recording, not an? {type(what).__name__}"):
         view(what)
 
 

@@ -200,7 +200,17 @@ def test_the_exported_page_is_whole_and_asks_nothing_of_the_network(recording, t
     assert "a &lt;b&gt; &amp; c" in page
     assert "<dt>TTFT</dt><dd>12 ms</dd>" in page
     assert f"<noscript>{picture_svg(recording, 20, panes=PANES)}</noscript>" in page
+    assert "<footer>Left and Right step" in page
     assert len(page) < 300_000
+
+
+def test_a_page_says_why_it_opens_where_it_does(recording, tmp_path):
+    page = export_html(recording, tmp_path / "page.html").read_text(encoding="utf-8")
+    used = {step: len(recording.at(step).ref_counts) for step in range(recording.last_step + 1)}
+    fullest = max(used, key=used.get)
+    assert (
+        f"<footer>Opens at step {fullest}, the first with the most blocks in use. Left and Right step" in page
+    )
 
 
 BLOCKED = """

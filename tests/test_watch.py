@@ -405,7 +405,7 @@ def test_predicates_of_other_shapes_are_refused(what):
 
 
 def test_only_functions_are_predicates():
-    with pytest.raises(WatchError, match="not a int"):
+    with pytest.raises(WatchError, match="not an int"):
         watch(3)
     assert as_watch(operator.truth).check(Moment(1, State(), [])) is None
     known = parse("any resumed")

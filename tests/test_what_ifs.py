@@ -169,7 +169,7 @@ def one_too_few(recording):
         (most_used, "yours says"),
         (all_side_by_side, "are enough"),
         (doubling, "are enough"),
-        (one_too_few, "preemptions"),
+        (one_too_few, "leaves 1 preemption."),
         (lambda recording: "74", "a number of blocks"),
         (lambda recording: 1 / 0, "raised ZeroDivisionError"),
         (74, "wants your function"),

@@ -31,15 +31,15 @@ from pagedinfer.course import bundled_recording, bundled_texts, check, hint, rev
 from pagedinfer.views import EngineView, batch_timeline, block_map, describe, export_html
 
 recording = bundled_recording("eight_requests")
-EngineView(recording.until(12))
+EngineView(recording.until(12), step=12)
 
 # %% [markdown]
 # **Sixty seconds.** Do this once, in the running view:
 #
 # 1. Click into it, and press →, ← and `Shift`+→. `Space` plays; a click into the timeline jumps to that step.
-# 2. Click a block. Its request lights up in every pane, and *Details* says what this block is and whose.
-# 3. Click a request in the timeline or the queues: *Details* shows its **block table**, which keeps its blocks in order.
-# 4. Read the last line of a waiting request in *Queues*: it says why it waits.
+# 2. Click a block. Its request lights up in every pane, and the pane *Requests* becomes *Selected*: what this block is, and whose.
+# 3. Click a request in the timeline or the queues: *Selected* shows its **block table**, which keeps its blocks in order.
+# 4. In step 12, somebody waits. Read in *Queues* why: `r6` came a moment too late for this step. (Worse reasons will follow.)
 # 5. Type `free blocks < 4` into the box *Stop when*, press `Enter`, drag the slider to the beginning, and play: it stops where that comes true, and says why.
 #
 # **Read it:**
@@ -117,7 +117,7 @@ recording.requests
 #
 # ## Run it live
 #
-# Now an engine runs in your kernel. The model is tiny and its weights are random, so the tokens it writes are noise. But scheduler, pool, keys and values are real. The first four steps are done. Press play, or → at the last step: each new step on screen is a step of the engine.
+# Now an engine runs in your kernel. The model is tiny and its weights are random, so the tokens it writes are noise. But scheduler, pool, keys and values are real. The first four steps are done. Press play, or →: each new step on screen is a step of the engine. (If the cells below have run already, so has the engine, and the view has its steps; run this cell again for a fresh one.)
 
 # %% check
 import importlib.util
@@ -141,23 +141,21 @@ for text in (b"The fox jumped", b"A quiet evening", b"Once upon a time", b"It ra
     prompt = {"prompt_token_ids": list(text)}  # the tiny model has one token for each byte
     session.submit(prompt, temperature=0.0, max_tokens=14, ignore_eos=True, detokenize=False)
 session.run(4)
-view = session.view()
-view
+session.view()
 
 # %% [markdown]
-# The box *Stop when* works here, too, and so it does in code: let the engine run until it has to preempt somebody.
+# The box *Stop when* works here, too, and so it does in code: let the engine run on until it has to preempt somebody. The view above stays where you left it; the picture below is of the stop.
 
 # %% check
-print(session.run(until="any preempted"))
-view.refresh()
-block_map(session.recording)
+stop = session.run(until="any preempted")
+print(stop or "From here on nobody is preempted.")
+block_map(session.recording, step=stop.step if stop else -1)
 
 # %% [markdown]
 # The next cell runs whatever is left, and draws the whole run. Change `num_blocks` or the texts above, run the three cells again, and see when preemptions come and go.
 
 # %% check
 session.run()
-view.refresh()
 batch_timeline(session.recording)
 
 # %% [markdown]

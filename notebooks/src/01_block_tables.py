@@ -65,7 +65,7 @@ submit(
 submit("To make a good tomato soup you need ripe tomatoes, some garlic, a little salt", 13, 12)
 submit("The capital of France is the city of", 6, 10)
 session.advance()
-block_map(session.recording, request="r0")
+block_map(session.recording, step=1, request="r0")
 
 # %% [markdown]
 # That was step 1: all three prompts were read. `r0` stored 20 tokens; 20 = 8 + 8 + 4, so it took three blocks. The pool hands out blocks in the order 0, 1, 2, … so the tables are
@@ -88,16 +88,13 @@ prediction = ...  # a list of block ids
 # %% [markdown]
 # ## Run
 #
-# Press → at the last step: the engine runs one more. Go to step 8 (the cell after the view does it, too). Then go back with ← and find the steps in which a block was taken.
+# Press → at the last step: the engine runs one more. Go to step 8. Then go back with ← and find the steps in which a block was taken. (The cell after the view runs the engine to step 8, too, and shows it there.)
 
 # %%
-view = session.view(request="r0")
-view
+session.view(step=1, request="r0")
 
 # %% check
-while session.recording.last_step < 8:
-    session.advance()
-view.refresh()
+session.run(max(0, 8 - session.recording.last_step))
 block_map(session.recording, step=8, request="r0")
 
 # %% check
@@ -154,8 +151,7 @@ check("01.2", slot_mapping, session)
 # `r2` ends after step 10, and its blocks 6 and 5 join the end of the free list: `[9, 10, 11, 6, 5]`. Now somebody new arrives with 37 tokens. That is five blocks. There are five free ones, but no more than three side by side: an engine that wants a request in one piece would have to send it away. What will its block table be? (If you ran past step 10 already, go back to the cell that submits the three requests.)
 
 # %% check
-while session.recording.last_step < 10:
-    session.advance()
+session.run(max(0, 10 - session.recording.last_step))
 story = """It was a rainy Sunday, and the lighthouse keeper had nothing to do but count the ships: first a red one,
 then two small ones that kept close together, then for a long time none, and at last"""
 submit(story, 37, 8)
@@ -200,4 +196,4 @@ print("Written: block_tables.html")
 llm.close()
 
 # %% [markdown]
-# **You can now** predict a block table, translate positions to slots, and grow a table. **Next:** what an engine without block tables reserves and never uses.
+# **You can now** predict a block table, translate positions to slots, and grow a table. **Next:** [02 The memory you reserve and never use](02_reserving.ipynb): what an engine without block tables does.

@@ -97,7 +97,7 @@ table(runs)
 #
 # ## Run it live
 #
-# Press play, or → at the last step. Which requests wait though blocks are free? Blocks with a dashed frame are reserved, and have no token yet.
+# Press play, or →. Which requests wait though blocks are free? Blocks with a dashed frame are reserved, and have no token yet.
 
 # %% check
 from pagedinfer import Engine, EngineConfig, Session
@@ -109,12 +109,13 @@ for request in arrivals()[:14]:
     prompt = {"prompt_token_ids": [0] * request.num_prompt_tokens}
     session.submit(prompt, max_tokens=request.max_tokens, ignore_eos=True, detokenize=False)
 session.run(2)
-view = session.view(panes=("blocks", "timeline"))
-view
+session.view(panes=("blocks", "timeline"))
+
+# %% [markdown]
+# Step 17 of the same run, once the engine has run to its end:
 
 # %% check
 session.run()
-view.refresh()
 FragmentationLab({"best-fit": session.recording}, step=17)
 
 # %% [markdown]
@@ -243,7 +244,7 @@ for rid in list(paged.running)[:4]:
 block_map(runs["paged"], step=step, request=paged.running[-1])
 
 # %% [markdown]
-# It has a price too: an engine that does not reserve can run out in the middle of a request. Then it must send somebody away, who computes again later (notebook 06).
+# It has a price too: an engine that does not reserve can run out in the middle of a request. Then it must send somebody away, who computes again later, as you saw in notebook 00.
 
 # %% check
 for name, run in runs.items():

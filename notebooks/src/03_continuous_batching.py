@@ -45,7 +45,7 @@ check("03.1", static, continuous)
 # %% [markdown]
 # ## Run it live
 #
-# This is the continuous one, in an engine in your kernel. Press play, or → at the last step.
+# This is the continuous one, in an engine in your kernel. Press play, or →.
 
 # %% check
 from pagedinfer import Engine, EngineConfig, Session
@@ -57,12 +57,13 @@ session = Session(Engine(config, SimulatedRunner()))
 for length in (12, 3, 4, 9, 5, 3):
     session.submit({"prompt_token_ids": [1, 2, 3, 4]}, max_tokens=length, detokenize=False)
 session.run(2)
-view = session.view(panes=("queues", "timeline"))
-view
+session.view(panes=("queues", "timeline"))
+
+# %% [markdown]
+# The same requests, seat by seat, once the engine has run to its end:
 
 # %% check
 session.run()
-view.refresh()
 BatchComposition(session.recording, step=13)
 
 # %% [markdown]
@@ -70,7 +71,7 @@ BatchComposition(session.recording, step=13)
 #
 # - **Static:** in the first batch, `r1` ends in step 3. Its seat then waits nine steps for `r0`. The longest request of a batch sets the price for all.
 # - **Continuous:** the engine decides anew *before each step* who is in the batch (the paper that introduced it, Orca, calls this iteration-level scheduling). In step 4 the seat of `r1` is `r2`'s.
-# - With one-token steps for everybody, this costs nothing. The step that takes in a newcomer also reads its prompt, though. How much of a step a prompt may take is the subject of notebook 09.
+# - With one-token steps for everybody, this costs nothing. The step that takes in a newcomer also reads its prompt, though. So a long one is read in chunks, as in notebook 00, and the others go on beside it.
 #
 # ## Build: static batching
 #

@@ -96,13 +96,13 @@ prediction = ...  # a step
 # %% check
 stop = session.run(until="free blocks < 4")
 print(stop)
-block_map(session.recording)
+block_map(session.recording, step=stop.step if stop else -1)
 
 # %% check
 check("07.1", prediction, session)
 
 # %% [markdown]
-# Breakpoints can also stay, and stop every run, and the Play button of a view. Run the next cell, and press play: it stops at the preemption, with the cause under the picture. Type another condition into the box of the view, and press play again.
+# Breakpoints can also stay, and stop every run, and the Play button of a view. Run the next cell, and press play: it stops at the preemption, and says the cause above the picture. Type another condition into the box of the view, and press play again.
 
 # %% check
 session.breakpoints.add("any preempted")
@@ -110,19 +110,21 @@ print(session.breakpoints)
 view = session.view(panes=("blocks", "timeline"))
 view
 
+# %% [markdown]
+# A run in a cell stops there, too. The view learns of its steps, and stays where you left it: *Next stop* takes you along.
+
 # %% check
-while session.recording.find("any preempted") is None and session.advance():
-    pass
-view.refresh()
+if session.recording.find("any preempted") is None:
+    session.run()
 print(session.stops[-1])
 
 # %% [markdown]
 # ## Step back
 #
-# Press ← in the view above. You walk into the past of the recording; the engine itself does not move. Each earlier state is still there:
+# At the stop, press ← in the view. You walk into the past of the recording; the engine itself does not move. Each earlier state is still there:
 
 # %% check
-step = session.stops[-1].step
+step = session.recording.find("any preempted")
 for back in (step - 1, step):
     state = session.recording.at(back)
     free = state.num_blocks - len(state.ref_counts)
@@ -134,7 +136,7 @@ print(describe(session.recording, step))
 #
 # ## All views go together
 #
-# There are more views, each with a question of its own: where did a request's time go, what does the prefix cache hold, who sat in the batch? All views of one run show the same step and the same selection. Step in the one below, or click a request in it, and watch the one above; and past the last step, each of them steps the engine.
+# There are more views, each with a question of its own: where did a request's time go, what does the prefix cache hold, who sat in the batch? The views of one run go together. Step in the one below, or click a request in it, and watch the one above go along (`view.linked = False` would leave it out); and past the last step, each of them steps the engine.
 
 # %% check
 Latency(session)
@@ -207,8 +209,17 @@ comparison
 # Some settings cannot change in a running engine, such as the size of the pool. Then a fork begins at the first step, and says so:
 
 # %% check
-print(fork(recording, 13, num_blocks=60).way)
 print(fork(recording, 13, max_num_seqs=4).way)
+larger = fork(recording, 13, num_blocks=60)
+print(larger.way)
+
+# %% [markdown]
+# What a fork has done is a recording like any other, with everything that you can ask one. `config` has the settings, and `steps` is a table with a column for each number of a step:
+
+# %% check
+for run in (recording, larger.recording):
+    num_blocks, preempted = run.config["num_blocks"], sum(run.steps["preempted"])
+    print(f"{num_blocks} blocks: {preempted} preempted in {run.num_steps} steps")
 
 # %% [markdown]
 # You need not guess what to try. `why` looks back at one request: where its time went, whom it waited for, and what would have helped, by trying it.
@@ -232,12 +243,12 @@ def smallest_pool(recording):
 check("07.4", smallest_pool)
 
 # %% [markdown]
-# Before you read on, look at this. Does each block that you add help?
+# Does each block that you add help?
 
 # %% check
 for num_blocks in (40, 44, 45, 55, 56, 67, 68, 72):
     other = fork(recording, 0, num_blocks=num_blocks).recording
-    print(f"{num_blocks} blocks: {sum(other.steps['preempted'])} preemptions, {other.num_steps} steps")
+    print(f"{num_blocks} blocks: {sum(other.steps['preempted'])} preempted in {other.num_steps} steps")
 
 # %% [markdown]
 # ## Keep it

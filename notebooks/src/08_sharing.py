@@ -91,7 +91,7 @@ for name, run in (("with the cache", recording), ("without", without)):
 # %% [markdown]
 # ## Run it live
 #
-# Your own engine now, with a prompt that has two answers. Press play, or → at the last step, and watch which blocks get a frame, and when a block is written although its request was given one already.
+# Your own engine now, with a prompt that has two answers. Press play, or →, and watch which blocks get a frame, and when a block is written although its request was given one already.
 
 # %% check
 import importlib.util
@@ -115,12 +115,13 @@ for question, answers in ((b"What is a block?", 1), (b"What is a table?", 1), (b
     prompt = {"prompt_token_ids": list(system + question)}  # the tiny model has one token for each byte
     session.submit(prompt, n=answers, seed=1, max_tokens=12, ignore_eos=True, detokenize=False)
 session.run(1)
-view = session.view(panes=("blocks", "chains", "timeline"))
-view
+session.view(panes=("blocks", "chains", "timeline"))
+
+# %% [markdown]
+# And this is what the cache holds in step 4 of that run. A row is a prefix; the cells right of it are what follows.
 
 # %% check
 session.run()
-view.refresh()
 PrefixTree(session.recording, step=4)
 
 # %% [markdown]

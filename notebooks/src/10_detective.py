@@ -23,7 +23,7 @@
 # Read it, look at the picture, and make a guess before you scrub. Who is to blame?
 
 # %% check
-from pagedinfer import compare, fork, why
+from pagedinfer import EngineConfig, compare, fork, why
 from pagedinfer.course import bundled_recording, check, hint, reveal
 from pagedinfer.views import EngineView, Latency, PrefixTree, batch_timeline, describe, export_html
 
@@ -42,12 +42,15 @@ EngineView(first, step=20)
 # | `"token budget too small"` | there are seats and blocks, and the steps have no tokens left | with the budget used up |
 # | `"pool too small for a request"` | a request needs more than the whole pool | in which it waits |
 #
-# For each incident you name the cause, its steps, and a **change** of the settings that removes it, as a dict: `{"watermark": 0.2}`. The machine stays as it is: no larger pool, no more seats, no larger budget. Everybody must still be served.
+# For each incident you name the cause, its steps, and a **change** of the settings that removes it, as a dict: `{"watermark": 0.2}`. The machine stays as it is: no larger pool, no more seats, no larger budget. Everybody must still be served. The ends of the range may be a few steps off.
 #
 # These are the settings, and the questions that you can put to a recording:
 
 # %% check
 first.config
+
+# %% [markdown]
+# `help(EngineConfig)` has a line for each. Some count in units that one cannot guess: `watermark` is a share of the pool; `aging` is how many steps of waiting are worth one level of priority, where `"interactive"` requests are at level 0 and `"background"` ones at 10; `tenant_max_blocks` is what the requests of one tenant may come to need.
 
 # %% check
 print(describe(first, 20))
@@ -93,7 +96,13 @@ why(first, "r10")
 #
 # > *"Answers begin at once, then they freeze in the middle. Some freeze three or four times."*
 #
-# Predict: how many of the sixteen requests will lose their place at least once?
+# Sixteen requests come within six steps. They have prompts of 8 to 14 tokens, and will get answers of 36 to 44. There are 16 seats, and 40 blocks of 4 tokens. Predict before you run on: how many of the sixteen will lose their place at least once?
+
+# %%
+guess = ...  # 0 to 16
+
+# %% [markdown]
+# Now look, and count. The run has 162 steps, and the timeline has room for a part of them: drag the slider to its end for the rest.
 
 # %% check
 second = bundled_recording("incident_2")
@@ -129,7 +138,7 @@ print(
 #
 # > *"Our three applications begin each prompt with the same long instructions. That made them quick. At some point they were slow again, for no reason."*
 #
-# The requests of the applications came every three steps, with prompts of about 85 tokens. `num_hits` tells how many of those each found in the prefix cache. Predict: where is the gap?
+# The requests of the applications came every three steps, with prompts of about 85 tokens. `num_hits` tells how many of those each found in the prefix cache. Where is the gap?
 
 # %% check
 third = bundled_recording("incident_3")
@@ -160,7 +169,13 @@ check("10.3", cause, steps, change)
 #
 # > *"My report is not urgent, I know. But yesterday it took one step, and today forty."*
 #
-# Predict: will the report ever be admitted while urgent requests keep coming?
+# The report is `"background"`, and whoever is more urgent goes first. Every two steps an urgent request comes, and takes one of three seats for 5 to 8 steps. Predict before you run on: will the report be admitted while they keep coming?
+
+# %%
+guess = ...  # True or False
+
+# %% [markdown]
+# The report is `r6`.
 
 # %% check
 fourth = bundled_recording("incident_4")
@@ -183,7 +198,7 @@ check("10.4", cause, steps, change)
 # An engine in your kernel, with a rule for a model. Twelve short prompts want long answers. The run stops at the first preemption, and the view opens there; press → to go on. Then change a setting and run the cell again: can you make the storm worse? Can you make it vanish?
 
 # %% check
-from pagedinfer import Engine, EngineConfig, Session
+from pagedinfer import Engine, Session
 from pagedinfer.sim.simulated import SimulatedRunner
 
 config = EngineConfig(num_blocks=24, block_size=4, max_num_seqs=12, max_num_batched_tokens=16)
@@ -218,4 +233,4 @@ export_html(second, "incident_2.html", title="Incident 2")
 print("Written: incident_2.html")
 
 # %% [markdown]
-# **You can now** tell four incidents apart by their evidence, prove a cure before you roll it out, and let a program watch for you. **Next:** write policies of your own, in the policy lab.
+# **You can now** tell four incidents apart by their evidence, prove a cure before you roll it out, and let a program watch for you. **Next:** cure them with a rule of your own. An admission policy is the task of [03 Continuous batching](03_continuous_batching.ipynb), an eviction rule that of [08 Sharing](08_sharing.ipynb); and `session.why` and `session.fork` do with any engine of yours what you did here.

@@ -12,6 +12,7 @@ from pagedinfer.course.traffic import ROOMY, TIGHT, Workload, run_traffic
 from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.look import RequestView, SchedulerView
 from pagedinfer.engine.policy import Policy
+from pagedinfer.errors import count
 from pagedinfer.session import Session
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.metrics import goodput
@@ -239,8 +240,8 @@ def _why_missed(recording: Recording) -> str:
     rows = list(recording.requests.rows())
     late = sum(row["ttft_steps"] > TTFT for row in rows)
     slow = sum((row["tpot_steps"] or 0) > TPOT for row in rows)
-    preemptions = sum(row["preemptions"] for row in rows)
-    numbers = f"{late} came too late to their first token, {slow} were too slow after it; {preemptions} preemptions."
+    lost = count(sum(row["preemptions"] for row in rows), "preemption")
+    numbers = f"{late} came too late to their first token, {slow} were too slow after it; {lost}."
     if slow > late:
         return f"{numbers} You admit too many: they grow, and take each other's blocks."
     return f"{numbers} You admit too few: they wait while blocks are free."

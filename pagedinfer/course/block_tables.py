@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedinfer.course.exercise import Exercise, NotStarted, NotYet, call, integers, plain, shown
 from pagedinfer.course.sixty_seconds import simulated_recording
-from pagedinfer.errors import OutOfBlocks
+from pagedinfer.errors import OutOfBlocks, count
 from pagedinfer.trace.events import Alloc, Commit, Free, Meta, Step
 from pagedinfer.trace.recording import Recording
 
@@ -257,7 +257,9 @@ def _why_table(table: Sequence[int], before: Sequence[int], size: int, num_token
     if len(table) > len(before) and room:
         return (f"The last block has room for {room} more; a new one is too early.",)
     if len(table) == len(before) and not room:
-        return (f"{num_tokens} tokens fill all {len(before)} blocks: this token needs a new one.",)
+        return (
+            f"{num_tokens} tokens fill the table's {count(len(before), 'block')}: this token needs a new one.",
+        )
     return ("The block to take is the first of the free list.",)
 
 

@@ -82,7 +82,7 @@ class Case:
         span: the first and last step of the harm, from a recording.
         symptom: how bad a run is, a number that should be small.
         limit: what the symptom may be after the change.
-        told: the sentence of the symptom, with {value}.
+        told: the sentence of the symptom, with {value}, and with {s} and {are} for one and for many.
         most_steps: how many times the recorded steps a run may take after the change.
     """
 
@@ -94,23 +94,28 @@ class Case:
     told: str
     most_steps: float = 1.25
 
+    def tell(self, value: float) -> str:
+        """The sentence of the symptom."""
+        one = value == 1
+        return self.told.format(value=value, s="" if one else "s", are="is" if one else "are")
+
 
 CASES = {
     "10.1": Case(
         "incident_1", "head-of-line blocking", blocked_steps, late_wait, 10,
-        "of the small requests the slowest gets its first token after {value:g} steps",
+        "of the small requests the slowest gets its first token after {value:g} step{s}",
     ),
     "10.2": Case(
         "incident_2", "preemption storm", preemption_steps, lambda r: sum(r.steps["preempted"]), 2,
-        "{value:g} preemptions", most_steps=1.6,
+        "{value:g} preemption{s}", most_steps=1.6,
     ),
     "10.3": Case(
         "incident_3", "cache wipe", eviction_steps, shared_evictions, 0,
-        "{value:g} blocks of the shared prefixes are evicted",
+        "{value:g} block{s} of the shared prefixes {are} evicted",
     ),
     "10.4": Case(
         "incident_4", "starvation", waiting_steps, longest_wait, 20,
-        "the slowest first token comes after {value:g} steps",
+        "the slowest first token comes after {value:g} step{s}",
     ),
 }  # fmt: skip
 
@@ -122,7 +127,7 @@ def judge_incident(case: Case, cause: Any, steps: Any, change: Any) -> str:
     _judge_steps(case, recording, steps)
     before, after = case.symptom(recording), _judge_change(case, recording, change)
     return (
-        f"Re-simulated with your change, {case.told.format(value=after)}; as recorded it was {before:g}. "
+        f"Re-simulated with your change, {case.tell(after)}; as recorded it was {before:g}. "
         "All requests still end as they did."
     )
 
@@ -161,7 +166,7 @@ def _judge_change(case: Case, recording: Recording, change: Any) -> float:
     if value > case.limit:
         before = case.symptom(recording)
         raise NotYet(
-            f"Re-simulated with {_said(change)}, {case.told.format(value=value)}; as recorded it was {before:g}. "
+            f"Re-simulated with {_said(change)}, {case.tell(value)}; as recorded it was {before:g}. "
             f"It should be {f'at most {case.limit:g}' if case.limit else 'none'}."
         )
     found, found_before = num_hit_tokens(after), num_hit_tokens(recording)
@@ -295,7 +300,8 @@ EXERCISES = (
             "All seats are always taken, and whenever one is free somebody more urgent has come. Strict priorities "
             "promise nothing to the others.",
             'The steps are those in which r6 waits. Under order "priority" there is a setting that makes waiting '
-            "count: `aging`. Small values count more.",
+            "count: with `aging=5.0`, five steps of waiting are worth one level. r6 is ten levels behind, so it "
+            "would wait fifty: the value must be smaller.",
         ),
         answer='cause = "starvation"\nsteps = (8, 47)\nchange = {"aging": 1.0}',
         why="With aging, every so many steps of waiting are worth one level of priority. So whoever waits is served "

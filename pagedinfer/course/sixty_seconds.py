@@ -10,6 +10,7 @@ from pagedinfer.config import EngineConfig, SamplingParams
 from pagedinfer.course.bundled import bundled_recording
 from pagedinfer.course.exercise import Exercise, NotYet, call, shown
 from pagedinfer.engine.engine import Engine
+from pagedinfer.errors import count
 from pagedinfer.session import Session
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.events import Preempt
@@ -101,7 +102,7 @@ def judge_query(first_preemption: Any) -> str:
         elif tuple(got) != wanted:
             raise NotYet(
                 f"In a simulated run of {recording.num_steps} steps yours says {shown(tuple(got))}; it was {wanted!r}.",
-                f"That run has {sum(recording.steps['preempted'])} preemptions.",
+                f"That run has {count(sum(recording.steps['preempted']), 'preemption')}.",
             )
     assert 0 < without < CASES, "the simulated runs should be of both kinds"
     return f"Right on {CASES} other runs, {without} of them without a preemption."

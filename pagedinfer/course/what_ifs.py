@@ -10,6 +10,7 @@ from pagedinfer.course.bundled import bundled_recording
 from pagedinfer.course.exercise import Exercise, NotStarted, NotYet, call, shown
 from pagedinfer.course.incidents import crowd
 from pagedinfer.course.sixty_seconds import simulated_recording
+from pagedinfer.errors import count
 from pagedinfer.sim.fork import fork
 from pagedinfer.trace.events import Preempt
 from pagedinfer.trace.moments import moments
@@ -195,9 +196,8 @@ def _explain_pool(recording: Recording, got: Any, wanted: int) -> None:
         )
     if got > wanted:
         raise NotYet(f"Yours says {shown(got)} for a run with {has} blocks; {wanted} are enough.")
-    raise NotYet(
-        f"Yours says {got} for a run with {has} blocks; there are {_preemptions(recording, got)} preemptions."
-    )
+    left = count(_preemptions(recording, got), "preemption")
+    raise NotYet(f"Yours says {got} for a run with {has} blocks; that leaves {left}.")
 
 
 EXERCISES = (

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from pagedinfer.config import SamplingParams, StructuredOutputsParams, TokenMask
 from pagedinfer.engine.plan import TokenRules
 from pagedinfer.engine.protocols import Tokenizer
-from pagedinfer.errors import ConfigError, RequestError
+from pagedinfer.errors import ConfigError, RequestError, kind_of
 
 __all__ = ["MakeMask", "Prompt", "check_params", "make_rules", "read_prompt"]
 
@@ -35,7 +35,7 @@ def read_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) ->
             raise RequestError(f"A prompt dict has keys {sorted(map(str, prompt))}. {HOW}")
         given = prompt.get("prompt")
         if given is not None and not isinstance(given, str):
-            raise RequestError(f'"prompt" is a {type(given).__name__}, it must be text. {HOW}')
+            raise RequestError(f'"prompt" is {kind_of(given)}, it must be text. {HOW}')
         text, ids = given, prompt.get("prompt_token_ids")
     elif isinstance(prompt, str):
         text, ids = prompt, None
@@ -60,13 +60,13 @@ def _check_text(text: str) -> str:
 
 def _check_ids(ids: object, vocab_size: int) -> list[int]:
     if isinstance(ids, bytes | str) or not hasattr(ids, "__iter__"):
-        raise RequestError(f"The prompt is a {type(ids).__name__}. {HOW}")
+        raise RequestError(f"The prompt is {kind_of(ids)}. {HOW}")
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # arrays and tensors give Python ints
     if not isinstance(listed, list) or not listed:
         raise RequestError("The prompt has no tokens; give at least one.")
     for token_id in listed:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise RequestError(f"Token id {token_id!r} is a {type(token_id).__name__}; ids are integers.")
+            raise RequestError(f"Token id {token_id!r} is {kind_of(token_id)}; ids are integers.")
         if not 0 <= token_id < vocab_size:
             raise RequestError(f"Token id {token_id} is outside the vocabulary (0 to {vocab_size - 1}).")
     return listed
@@ -84,7 +84,7 @@ def check_params(
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
-        raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...).")
+        raise ConfigError(f"params is {kind_of(params)}; give SamplingParams(...).")
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         for token_id in getattr(params, name) or ():
             if token_id >= vocab_size:

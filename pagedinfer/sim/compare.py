@@ -8,7 +8,7 @@ from html import escape
 from itertools import zip_longest
 from typing import Any
 
-from pagedinfer.errors import ConfigError, RecordingError, readable
+from pagedinfer.errors import ConfigError, RecordingError, kind_of, readable
 from pagedinfer.sim.divergence import Divergence, difference
 from pagedinfer.sim.fork import Branch
 from pagedinfer.sim.progress import Progress
@@ -165,7 +165,7 @@ def _recording_of(run: Any) -> Recording:
         return recording_of(run)
     except ConfigError:
         raise ConfigError(
-            f"compare takes recordings and what has one (a session, a branch), not a {type(run).__name__}."
+            f"compare takes recordings and what has one (a session, a branch), not {kind_of(run)}."
         ) from None
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn
 
-from pagedinfer.errors import WatchError
+from pagedinfer.errors import WatchError, kind_of
 from pagedinfer.trace.conditions import (
     BLOCK_VERBS,
     LATENCIES,
@@ -79,7 +79,7 @@ def parse_condition(text: str) -> Condition:
         WatchError: it says none; the message shows the place and what may stand there.
     """
     if not isinstance(text, str):
-        raise WatchError(f'A condition is a text such as "r3 preempted", not a {type(text).__name__}.')
+        raise WatchError(f'A condition is a text such as "r3 preempted", not {kind_of(text)}.')
     if len(text) > MAX_LENGTH:
         raise WatchError(
             f"The condition has {len(text)} characters; at most {MAX_LENGTH} are read. Use a Python predicate."

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pagedinfer.errors import ConfigError, RecordingError, readable
+from pagedinfer.errors import ConfigError, RecordingError, kind_of, readable
 from pagedinfer.trace.breakpoints import hits
 from pagedinfer.trace.events import (
     SCHEMA,
@@ -287,7 +287,7 @@ def recording_of(given: Any) -> Recording:
     """
     found = given if isinstance(given, Recording) else getattr(given, "recording", None)
     if not isinstance(found, Recording):
-        raise ConfigError(f"A view shows a Recording, not a {type(given).__name__}; record an engine first.")
+        raise ConfigError(f"A view shows a Recording, not {kind_of(given)}; record an engine first.")
     return found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pagedinfer.errors import WatchError, describe_error, readable
+from pagedinfer.errors import WatchError, describe_error, kind_of, readable
 from pagedinfer.trace.conditions import Condition, Matches
 from pagedinfer.trace.grammar import parse_condition
 from pagedinfer.trace.moments import Moment
@@ -90,7 +90,7 @@ def watch(predicate: Callable[..., Any], name: str = "") -> Watch:
     """
     if not callable(predicate):
         raise WatchError(
-            f"A predicate is a function of (event) or (state, events), not a {type(predicate).__name__}."
+            f"A predicate is a function of (event) or (state, events), not {kind_of(predicate)}."
         )
     known = getattr(predicate, "__name__", type(predicate).__name__)
     return Watch(Predicate(predicate, name or known, _num_arguments(predicate)))

@@ -119,12 +119,17 @@ class Breaks:
         return [self._stops[since].step, readable(self._stops[since].cause)]
 
     def data(self) -> list[dict[str, Any]]:
-        """Each condition's text and marks ([step, cause] in order), for the browser."""
+        """Each condition's text and marks ([step, cause] in order), for the browser.
+
+        One that has gone, as that of `run(until=...)` has, keeps its marks and is `past`: it stops nothing any more.
+        """
         found = {str(known): self._marks_of(known) for known in self._watch or ()}
+        watched = set(found)
         for stop in self._stops:
             found.setdefault(str(stop.watch), {})[stop.step] = readable(stop.cause)
         return [
             {"text": text, "marks": [[step, marks[step]] for step in sorted(marks)[:MOST_MARKS]]}
+            | ({} if text in watched else {"past": True})
             for text, marks in found.items()
         ]
 

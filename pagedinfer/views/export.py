@@ -44,6 +44,7 @@ def export_html(
         summary: name -> number with unit, shown on top; by default what the recording says of itself.
         more: further views below it, `Latency(recording)` for one; all go to the same step and show one selection.
     """
+    opened = "" if step is not None else "Opens at step {}, the first with the most blocks in use. "
     film = film_of(recording)
     step = film.fullest() if step is None else film.clamp(step)
     model = {
@@ -54,7 +55,8 @@ def export_html(
         "engine", title, model, film.encode(), picture_svg(recording, step, request, panes), esm(), style()
     )
     views = [view, *map(page_view, more)]
-    return write_page(Path(path), title, views, summary or _own_summary(recording), _texts(texts or {}))
+    told = summary or _own_summary(recording)
+    return write_page(Path(path), title, views, told, _texts(texts or {}), opened.format(step))
 
 
 def _own_summary(recording: Recording) -> dict[str, str]:

@@ -73,7 +73,12 @@ class PageView:
 
 
 def write_page(
-    target: Path, title: str, views: Sequence[PageView], summary: Mapping[str, str], rest: str = ""
+    target: Path,
+    title: str,
+    views: Sequence[PageView],
+    summary: Mapping[str, str],
+    rest: str = "",
+    note: str = "",
 ) -> Path:
     """Write a page with these views below each other, and return its path.
 
@@ -83,6 +88,7 @@ def write_page(
         views: the views.
         summary: name -> number with unit, shown on top.
         rest: HTML below the views.
+        note: words for the foot of the page, before those on the keys.
     """
     kinds = {view.kind: view for view in views}
     page = PAGE.format(
@@ -90,7 +96,7 @@ def write_page(
         style="\n".join([*(view.style for view in kinds.values()), read_static("page.css")]),
         summary=_summary(summary),
         views="\n".join(map(_view, views)),
-        rest=f"{rest}<footer>{KEYS}</footer>",
+        rest=f"{rest}<footer>{escape(note + KEYS)}</footer>",
         scripts="\n".join(_script(view) for view in kinds.values()),
     )
     # Half a surrogate pair becomes its escape.

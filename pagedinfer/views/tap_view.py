@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol, runtime_checkable
 
-from pagedinfer.errors import ConfigError
+from pagedinfer.errors import ConfigError, kind_of
 from pagedinfer.trace.tap_records import TapRecord
 from pagedinfer.views.marks import PATTERNS, SMALL, heading
 from pagedinfer.views.stepped import Sheet, Source, SteppedView
@@ -78,7 +78,7 @@ class TapView(SteppedView):
             return _Listed(given)
         if isinstance(given, Records):
             return given
-        what = f"an empty {type(given).__name__}" if given == [] else f"a {type(given).__name__}"
+        what = f"an empty {type(given).__name__}" if given == [] else kind_of(given)
         raise ConfigError(
             f"A {type(self).__name__} shows a Tap, a TapRecord or several in a list, not {what}; give session.tap(), "
             "tap.last() or tap.records."

@@ -1,6 +1,6 @@
 // Breakpoints: a box for a condition, the list of conditions, and marks on the timeline where they came true.
 function breaksBar(view, model) {
-  const input = make("input", { type: "text", class: "pi-input", autocomplete: "off", spellcheck: "false", placeholder: "R3 preempted, or free blocks < 4", "aria-label": "Stop when" });
+  const input = make("input", { type: "text", class: "pi-input", autocomplete: "off", spellcheck: "false", placeholder: "r3 preempted or free blocks < 4", "aria-label": "Stop when" });
   const add = make("button", { type: "submit", class: "pi-button pi-wide" }, "Add"), next = make("button", { type: "button", class: "pi-button pi-wide" }, "Next stop");
   const list = make("ul", { class: "pi-break-list", "aria-label": "Conditions that stop the run" }), wrong = make("p", { class: "pi-wrong", role: "alert", hidden: true });
   const node = make("form", { class: "pi-breaks", "aria-label": "Breakpoints" }, make("span", { class: "pi-sub", "aria-hidden": "true" }, "Stop when"), input, add, next, list, wrong);
@@ -32,7 +32,7 @@ function breaksBar(view, model) {
       disable(view.root, next, !marksOf(model).some(([step]) => step > view.state.frame.step));
       if (key === drawn) return;
       drawn = key;
-      list.replaceChildren(...breaks.map(({ text, marks }) => make("li", {}, make("code", {}, text), make("span", { class: "pi-sub" }, marks.length ? ` ${plural(marks.length, "stop")}` : ""),
+      list.replaceChildren(...breaks.filter((known) => !known.past).map(({ text, marks }) => make("li", {}, make("code", {}, text), make("span", { class: "pi-sub" }, marks.length ? ` ${plural(marks.length, "stop")}` : ""),
         make("button", { type: "button", class: "pi-drop", "data-text": text, "aria-label": `Remove ${text}`, title: "Remove" }, "×"))));
     },
   };

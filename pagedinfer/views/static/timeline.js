@@ -51,7 +51,7 @@ function timelinePane(view) {
     hidden.hidden = !crowded;
     hidden.textContent = crowded ? `and ${fmt(all.length - shown.length)} more requests; shown are those nearest to the step` : "";
     const width = view.width(), height = Math.max(1, shown.length) * ROW + 2;
-    head.textContent = `${plural(all.length, "request")}, steps ${scale.first} to ${last}`;
+    head.textContent = `${plural(all.length, "request")}, steps ${scale.first} to ${last}${last < film.last ? ` of ${film.last}` : ""}`;
     set(axis, { width }); set(rowsSvg, { width, height });
     axis.replaceChildren(axisMark = make("svg:rect", { class: "pi-cursor", height: TOP }), make("svg:text", { x: GUTTER - 10, y: 15, class: "pi-end" }, "step"),
       ...scale.ticks.map((s) => make("svg:text", { x: scale.x(s + 0.5), y: 15, class: "pi-mid" }, String(s))),
