@@ -28,7 +28,7 @@ from pagedinfer.views import BatchComposition, Latency, batch_timeline, export_h
 BatchComposition(run_traffic(ROOMY, seed=1), step=100)
 
 # %% [markdown]
-# Drag the slider, or step with ← and →. The line below each title counts: seats × steps in which a token was computed, and idle ones. (A token rule stands in for the model here: who computes when does not depend on what the tokens are.)
+# Drag the slider, or step with ← and →. The line below each title counts: of all seats × steps, those that gave a token. (A token rule stands in for the model here: who computes when does not depend on what the tokens are.)
 #
 # ## Predict
 #
