@@ -33,7 +33,7 @@ from pagedinfer.trace.recording import Recording
 
 __all__ = ["CASES", "EXERCISES"]
 
-SLACK_STEPS, SLACK_SHARE = 3, 0.1
+SLACK_STEPS, SLACK_SHARE = 1, 0.1
 """How far the ends of a step range may be off: steps, or a share of its length."""
 
 UNSEEN = (1, 2, 3)
