@@ -32,20 +32,26 @@ class Phases:
 
     Attributes:
         life: the request.
-        by_step: step -> phase, from the step after its submission to its last.
         recomputed: step -> tokens computed again in it, because a preemption had thrown them away.
     """
 
     life: Life
-    by_step: dict[int, str] = field(default_factory=dict)
     recomputed: dict[int, int] = field(default_factory=dict)
+    _runs: list[tuple[str, int, int]] = field(default_factory=list)
     _high: int = 0  # tokens computed at least once
     _has_place: bool = False
 
     @property
+    def by_step(self) -> dict[int, str]:
+        """Step -> phase, from the step after its submission to its last."""
+        return {step: phase for phase, first, last in self._runs for step in range(first, last + 1)}
+
+    @property
     def counts(self) -> dict[str, int]:
         """Steps of each phase, every phase named."""
-        found = Counter(self.by_step.values())
+        found = Counter[str]()
+        for phase, first, last in self._runs:
+            found[phase] += last + 1 - first
         return {phase: found[phase] for phase in PHASES}
 
     @property
@@ -55,17 +61,11 @@ class Phases:
 
     def runs(self) -> list[tuple[str, int, int]]:
         """(phase, first step, last step) of each stretch, in order."""
-        found: list[tuple[str, int, int]] = []
-        for step, phase in self.by_step.items():
-            if found and found[-1][0] == phase and found[-1][2] == step - 1:
-                found[-1] = phase, found[-1][1], step
-            else:
-                found.append((phase, step, step))
-        return found
+        return list(self._runs)
 
     def steps(self, *wanted: str) -> list[int]:
         """The steps spent in any of the phases."""
-        return [step for step, phase in self.by_step.items() if phase in wanted]
+        return [s for phase, first, last in self._runs if phase in wanted for s in range(first, last + 1)]
 
     def moved(self, event: ev.Admit | ev.Resume | ev.Preempt) -> None:
         """It got a place in the batch, or lost it."""
@@ -86,7 +86,10 @@ class Phases:
             phase = "queue"
         else:
             phase = "stall" if self._has_place else "preempted"
-        self.by_step[moment.step] = phase
+        if self._runs and (newest := self._runs[-1])[::2] == (phase, moment.step - 1):
+            self._runs[-1] = phase, newest[1], moment.step
+        else:
+            self._runs.append((phase, moment.step, moment.step))
 
 
 def take_moment(found: dict[int, Phases], moment: Moment) -> None:
