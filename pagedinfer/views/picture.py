@@ -84,9 +84,10 @@ def lane_picture(recording: Recording, step: int, lane: int, panes: Sequence[str
         raise ConfigError(f"width={width!r}: it must be an integer from 240 to 20000, in pixels.")
     film = film_of(recording)
     panes = check_panes(panes)
-    step = film.clamp(step)
-    panes = shown_panes(film.frame(step), panes, lane)
-    drawings = [_draw(film, pane, step, lane, width) for pane in panes]
+    with film.lock:  # all panes of the same moment
+        step = film.clamp(step)
+        panes = shown_panes(film.frame(step), panes, lane)
+        drawings = [_draw(film, pane, step, lane, width) for pane in panes]
     body, y = [], 0
     for drawing in drawings:
         body.append(translate(0, y, drawing.body))
@@ -98,4 +99,5 @@ def lane_picture(recording: Recording, step: int, lane: int, panes: Sequence[str
 def describe(recording: Recording, step: int = -1) -> str:
     """A step in one sentence: "step 12: 3 running, 2 waiting, 61 of 64 tokens; R3 preempted because ..."."""
     film = film_of(recording)
-    return str(film.lines[film.clamp(step) - film.first_step]["say"])
+    with film.lock:
+        return str(film.lines[film.clamp(step) - film.first_step]["say"])
