@@ -8,6 +8,7 @@ session.run(until="free blocks < 4")
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -70,6 +71,7 @@ class Session:
         self.breakpoints = Breakpoints(self.recording)
         self.stops: list[Stop] = []
         self._asked: dict[str, Asked] = {}
+        self._advancing, self._closed = threading.RLock(), False
         self._views: weakref.WeakSet[Any] = weakref.WeakSet()
         self._link = link_of(self.recording)
         self._link.driven_by(self.advance)
@@ -95,6 +97,12 @@ class Session:
 
     def step(self) -> list[RequestOutput]:
         """Run one step, whatever the breakpoints say, and keep its outputs."""
+        try:
+            return self._step()
+        finally:
+            self._link.grew()
+
+    def _step(self) -> list[RequestOutput]:
         outputs = self.engine.step()
         self.outputs.update((output.request_id, output) for output in outputs)
         return outputs
@@ -103,18 +111,19 @@ class Session:
         """Run one step if there is work. Returns whether to go on: what a live view calls.
 
         False when nothing is left or a breakpoint was reached; the latter is then in `stops`, and the next call goes
-        on from there.
+        on from there. Calls from several threads (`play`, and a button of a view) come one after the other.
 
         Raises:
             WatchError: a predicate raised. The step was run and nothing is lost.
         """
-        self.breakpoints.skip()
-        if self.engine.has_unfinished():
-            self.step()
-        more = self.engine.has_unfinished()
-        reached = self.breakpoints.check(rest=not more)
-        self.stops += reached
-        return more and not reached
+        with self._advancing:
+            self.breakpoints.skip()
+            if self.engine.has_unfinished():
+                self._step()
+            more = self.engine.has_unfinished()
+            reached = self.breakpoints.check(rest=not more)
+            self.stops += reached
+            return more and not reached
 
     @overload
     def run(self, max_steps: int = ..., *, until: None = ...) -> Recording: ...
@@ -172,7 +181,8 @@ class Session:
     async def play(self, steps: int | None = None) -> bool:
         """`await session.play()` in a cell: run `steps` steps, or until nothing is left, while the views follow.
 
-        Each step runs in a worker thread, so the notebook stays responsive, and Pause in any view works.
+        Each step runs in a worker thread, so the notebook stays responsive, and Pause in any view works. It ends when
+        the session is closed.
 
         Returns:
             Whether there may be more.
@@ -180,7 +190,7 @@ class Session:
         from pagedinfer.views.driver import drive
 
         views = [view for view in self._views if hasattr(view, "follow")]
-        return await drive(self.advance, [*views, self._link], steps)
+        return await drive(lambda: not self._closed and self.advance(), [*views, self._link], steps)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -211,10 +221,11 @@ class Session:
 
     def close(self) -> None:
         """Stop recording and detach views and taps. The engine lives on. Harmless when called twice."""
+        self._closed = True
         self._recorder.stop()
-        self._link.driven_by(None)
         for view in list(self._views):
             view.close()
+        self._link.driven_by(None)
 
     def __enter__(self) -> Session:
         return self

@@ -217,9 +217,9 @@ def test_the_picture_of_a_core_view_is_kept_in_its_output(simulated_run, monkeyp
     view.close()
     kinds, ids = [set(args[0]) for args, _ in published], {args[1] for args, _ in published}
     assert len(ids) == 1
-    assert [more.get("update", False) for _, more in published] == [False, True, True, True]
+    assert [more.get("update", False) for _, more in published] == [False, True, True], "once for each change"
     static = {"image/svg+xml", "image/png", "text/plain"}
-    assert kinds == [static | {"application/vnd.jupyter.widget-view+json"}] * 3 + [static]
+    assert kinds == [static | {"application/vnd.jupyter.widget-view+json"}] * 2 + [static]
     assert "step 4:" in published[-1][0][0]["text/plain"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ class Breakpoints:
         self._watches: list[Watch] = []
         self._recording = recording
         self._follower: Follower | None = None  # made when first needed: without watches nothing is followed
+        self._lock = threading.RLock()  # a box of a view adds while a worker thread runs steps
 
     def add(self, what: Watch | str | Callable[..., Any]) -> Watch:
         """Stop when this comes true: a condition ("r3 preempted"), a watch, or a predicate. Returns the watch.
@@ -30,12 +32,13 @@ class Breakpoints:
             WatchError: the condition cannot be read.
         """
         added = as_watch(what).fresh()
-        follower = self._follow()
-        for moment in follower.catch_up():
-            self._look(moment)
-        if follower.now is not None:
-            added.check(follower.now)
-        self._watches.append(added)
+        with self._lock:
+            follower = self._follow()
+            for moment in follower.catch_up():
+                self._look(moment)
+            if follower.now is not None:
+                added.check(follower.now)
+            self._watches.append(added)
         return added
 
     def remove(self, what: Watch | str) -> None:
@@ -68,10 +71,11 @@ class Breakpoints:
         Raises:
             WatchError: a predicate raised; the others have looked.
         """
-        if not self._watches:
-            self._follower = None
-            return []
-        return [stop for moment in self._follow().catch_up(rest=rest) for stop in self._look(moment)]
+        with self._lock:
+            if not self._watches:
+                self._follower = None
+                return []
+            return [stop for moment in self._follow().catch_up(rest=rest) for stop in self._look(moment)]
 
     def _follow(self) -> Follower:
         self._follower = self._follower or Follower(self._recording)
@@ -80,7 +84,7 @@ class Breakpoints:
     def _look(self, moment: Moment) -> list[Stop]:
         stops: list[Stop] = []
         failed: WatchError | None = None
-        for known in self._watches:
+        for known in list(self._watches):
             try:
                 cause = known.check(moment)
             except WatchError as error:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pagedinfer.errors import describe_error
 from pagedinfer.trace.events import Error, Event
 
-__all__ = ["EventBus", "Subscription"]
+__all__ = ["EventBus", "Subscription", "warn"]
 
 Subscriber = Callable[[Event], None]
 
@@ -123,10 +123,10 @@ class EventBus:
             sub.close()
             what = describe_error(error)
             self.emit(Error("subscriber", f"{sub!r}: {what}"))
-            _warn(f"{sub!r} raised {what}. It is detached; the run goes on.")
+            warn(f"{sub!r} raised {what}. It is detached; the run goes on.")
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
     """Warn, also where warnings are errors: raised here, one would end the step that it only tells of."""
     try:
         warnings.warn(message, stacklevel=3)

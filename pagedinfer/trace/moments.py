@@ -67,27 +67,29 @@ class Follower:
         """Events taken in so far."""
         return self._next
 
-    def catch_up(self, *, rest: bool = False) -> Iterator[Moment]:
+    def catch_up(self, *, rest: bool = False, upto: int | None = None) -> Iterator[Moment]:
         """The moments since the last call, each as it is reached. Between steps only.
 
-        With `rest` what came in after the last step is a moment of its own, if there is anything.
+        With `rest` what came in after the last step is a moment of its own, if there is anything. `upto` is how many
+        events are looked at, by default those there are now: another thread may add more.
         """
         events = self._recording.events
-        while (end := self._end_of_step()) is not None:
+        upto = len(events) if upto is None else upto
+        while (end := self._end_of_step(upto)) is not None:
             group, self._next = events[self._next : end], end
             yield self._moment(group, is_done=True)
-        if rest and self._next < len(events):
-            group, self._next = events[self._next :], len(events)
+        if rest and self._next < upto:
+            group, self._next = events[self._next : upto], upto
             yield self._moment(group, is_done=False)
 
-    def _end_of_step(self) -> int | None:
+    def _end_of_step(self, upto: int) -> int | None:
         """Index after the last event of the next step that has ended; None when none has."""
         events, closed = self._recording.events, False
-        for index in range(self._next, len(events)):
+        for index in range(self._next, upto):
             if closed and not isinstance(events[index], _ENDING):
                 return index
             closed = closed or isinstance(events[index], ev.Commit)
-        return len(events) if closed else None
+        return upto if closed else None
 
     def _moment(self, group: list[ev.Event], *, is_done: bool) -> Moment:
         moment = Moment(self._state.step, self._state, kept_events(group), is_done=is_done)

@@ -125,7 +125,8 @@ class Recording:
         """The events of one step, from its plan to what came in before the next; step 0: before the first plan."""
         self._check_step(step)
         index = step - self._first_step
-        end = self._starts[index + 1] if index + 1 < len(self._starts) else len(self.events)
+        end = len(self.events)  # before the look at the next step: another thread may just begin it
+        end = self._starts[index + 1] if index + 1 < len(self._starts) else end
         return self.events[self._starts[index] : end]
 
     def at(self, step: int) -> State:
@@ -133,12 +134,13 @@ class Recording:
         if isinstance(step, int) and -len(self._starts) <= step < 0:
             step += self.last_step + 1
         self._check_step(step)
-        known = max((s for s in self._keyframes if s <= step), default=None)
+        last = self.last_step  # of this moment: another thread may add steps, and this one may be half told
+        known = max((s for s in list(self._keyframes) if s <= step), default=None)
         state = State() if known is None else self._keyframes[known].copy()
         for s in range(self._first_step if known is None else known + 1, step + 1):
             for event in self.step_events(s):
                 state.apply(event)
-            if s % KEYFRAME_STEPS == 0 and s < self.last_step and not state.has_open_plan:
+            if s % KEYFRAME_STEPS == 0 and s < last and not state.has_open_plan:
                 self._keyframes[s] = state.copy()
         return state
 

@@ -42,11 +42,13 @@ def alt_texts(bundle: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def text_of(recording: Recording, step: int, panes: Sequence[str], name: str) -> str:
     """The view in words and numbers: equal for equal runs."""
     film = film_of(recording)
-    frame = film.frame(step)
+    with film.lock:
+        frame = film.frame(step)
+        memory = memory_words(film, frame.step)
     used = frame.memory[3]
     out = [f"{name}({', '.join(panes)}): {frame.sentence}"]
     out.append(f"  blocks: {used} of {film.num_blocks} in use, {film.block_size} tokens each")
-    out.append(f"  memory: {memory_words(film, frame.step)}")
+    out.append(f"  memory: {memory}")
     for lane in [*frame.running, *frame.waiting][:MAX_LINES]:
         row = frame.rows[lane]
         tokens = f"{row.num_computed_tokens} of {row.num_tokens} tokens"

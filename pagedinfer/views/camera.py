@@ -48,6 +48,7 @@ class Camera:
     What it writes is for readers: ids and sentences are `readable` there.
 
     Attributes:
+        version: how often lines have changed.
         lanes, lines, texts: what the film consists of. lane_of: the newest lane of each id, as the recording has it.
         state: the state after the last event. num_blocks: the most blocks the pool has had.
     """
@@ -62,7 +63,7 @@ class Camera:
         self.num_blocks = 0
         self.lane_of: dict[str, int] = {}
         self._events = recording.events
-        self._num_read = 0
+        self._num_read = self.version = 0
         self._base, self._base_texts, self._base_lanes = Frame(), 0, 0  # as of the step before the newest
         self._pool = Pool(1)
         self._parents: dict[
@@ -80,8 +81,9 @@ class Camera:
     def update(self) -> int:
         """Take in what the recording has got since. Returns the first step whose line is new or changed."""
         newest = self.first_step + len(self.lines) - 1
-        if self.lines and self._num_read == len(self._events):
+        if self.lines and self._num_read == len(self._events) and not self._gap_grew():
             return newest + 1
+        self.version += 1
         if self.lines:
             self._drop_newest()
         step = self.first_step + len(self.lines)
@@ -99,6 +101,14 @@ class Camera:
             self._note_after(event)
         self._add_line(step)
         return max(newest, self.first_step)
+
+    def _gap_grew(self) -> bool:
+        """Whether a full recording has dropped more: its last event counts on."""
+        gap = self._events[-1]
+        if not isinstance(gap, ev.Gap) or (note := _gap_note(gap)) in self._notes:
+            return False
+        self._notes = [note if each[0] == "gap" else each for each in self._notes]
+        return True
 
     def _everybody(self) -> Iterable[int]:
         return [*self._base.rows, *range(self._base_lanes, len(self.lanes))]
@@ -136,7 +146,7 @@ class Camera:
             case ev.Error():
                 self._notes.append(("error", -1, f"{event.where}: {event.what}"))
             case ev.Gap():
-                self._notes.append(("gap", -1, f"{event.dropped} events were dropped from here on"))
+                self._notes.append(_gap_note(event))
             case ev.Cancel():
                 del self._notes[self._plan_notes :]
                 self._notes.append(("cancelled", -1, event.why))
@@ -336,6 +346,10 @@ class Camera:
             if (ahead := next((rid for rid in queue if rid in named), None)) is not None:
                 return f"behind {ahead} {place}"
         return ""
+
+
+def _gap_note(gap: ev.Gap) -> tuple[str, int, str]:
+    return "gap", -1, f"{gap.dropped} events were dropped from here on"
 
 
 def queue_change(old: list[int], new: list[int]) -> list[Any]:

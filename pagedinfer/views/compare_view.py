@@ -58,7 +58,7 @@ class _Run:
         return self.arrivals.read()
 
     def numbers(self, step: int, state: State) -> Numbers:
-        last = self.recording.last_step
+        last = self.recording.first_step + len(self._output) - 1  # as far as was read
         usage = state.usage()
         counts = {
             "running": len(state.running),

@@ -21,10 +21,15 @@ class CoreSheet(CoreFrame):
     def __init__(self, view: SteppedView) -> None:
         super().__init__(view.title, view.why)
         self._view = view
+        self._shown: object = None
         self.show(view)
 
     def show(self, view: SteppedView) -> None:
         """Draw the view's cursor, selection and newest steps."""
+        now = view.cursor, view.version, view.selected, view.is_live
+        if now == self._shown:
+            return
+        self._shown = now
         sheet = view.related(view.cursor, WIDE)
         picture = document(view.title, sheet.drawing(view.selected))
         steps = view.first_step, view.last_step

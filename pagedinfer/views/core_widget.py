@@ -28,6 +28,7 @@ class CoreView(StaticView, CoreFrame):
 
     tier, called = "ipywidgets", "core widgets"
     _display_id = ""
+    _kept: object = None  # what the picture in the output shows
 
     def __init__(
         self,
@@ -92,14 +93,16 @@ class CoreView(StaticView, CoreFrame):
 
     def keep_picture(self, live: bool = True) -> None:
         """Put the picture of now into the output that the view was shown in: what a saved notebook will show."""
-        if self._display_id:
+        if self._display_id and (not live or self._state() != self._kept):
             publish(self._bundle() if live else self._static(), self._display_id, update=True)
+            self._kept = self._state()
         if live:
             self._link.keep(self)
 
     def close(self) -> None:
         """Let go of the engine. On the page the last picture takes the view's place."""
         StaticView.close(self)
+        self._link.leave(self)
         self.keep_picture(live=False)
         self._display_id = ""
         CoreFrame.close(self)
@@ -108,12 +111,14 @@ class CoreView(StaticView, CoreFrame):
 
     def _draw(self) -> None:
         film = film_of(self.recording)
-        self._last = film.last_step
-        rids = dict.fromkeys(lane.rid for lane in film.lanes)
-        words = str(film.lines[self.cursor - film.first_step]["say"])
+        with film.lock:  # all of the same moment
+            self._last = film.last_step
+            rids = dict.fromkeys(lane.rid for lane in film.lanes)
+            words = str(film.lines[self.cursor - film.first_step]["say"])
+            picture = self.svg()
         self.draw(
-            self.cursor, (film.first_step, film.last_step), self.live, [{"request": rid} for rid in rids],
-            self.selected, words, self.svg(),
+            self.cursor, (film.first_step, self._last), self.live, [{"request": rid} for rid in rids],
+            self.selected, words, picture,
         )  # fmt: skip
 
     def _repr_mimebundle_(
@@ -129,3 +134,8 @@ class CoreView(StaticView, CoreFrame):
         """Put the view on the page in an output of its own, which `keep_picture` can change later."""
         self._display_id = self._display_id or f"pagedinfer-{self.model_id}"
         publish(self._bundle(), self._display_id)
+        self._kept = self._state()
+
+    def _state(self) -> object:
+        """What the picture depends on."""
+        return self.cursor, self.selected, film_of(self.recording).version

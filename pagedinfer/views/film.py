@@ -68,6 +68,11 @@ class Film:
         return self._camera.num_blocks
 
     @property
+    def version(self) -> int:
+        """How often its lines have changed."""
+        return self._camera.version
+
+    @property
     def block_size(self) -> int:
         """Tokens per block."""
         return self._camera.state.block_size

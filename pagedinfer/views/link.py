@@ -13,12 +13,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
+from pagedinfer.errors import describe_error, readable
+from pagedinfer.trace.bus import warn
 from pagedinfer.trace.recording import Recording
 
-__all__ = ["FOLLOW", "POSTING", "Link", "Member", "link_of"]
+__all__ = ["FOLLOW", "POSTING", "Link", "Member", "chosen", "link_of"]
 
 POSTING = threading.RLock()
-"""Held while a view sends a message: one at a time, of all views, for they tell each other."""
+"""Held while a view sends a message: one at a time, of all views, for they tell each other.
+
+Who listens to a view's traits is called with it held: a listener must not call an engine of which a subscriber, who has
+the engine's lock, moves views.
+"""
 
 FOLLOW = -1
 """As a step: whoever shows the newest goes along to the new one."""
@@ -28,6 +34,14 @@ FRAME_S = 0.1
 
 SHARE = 4
 """A drawing of all views that took so long is left alone for so many times as long: a fifth of the time at most."""
+
+
+def chosen(selected: Mapping[str, Any]) -> dict[str, Any]:
+    """What is selected, as a front end or a cell says it: {"request": id}, {"block": number}, else {}."""
+    if isinstance(request := selected.get("request"), str):
+        return {"request": readable(request)}
+    block = selected.get("block")
+    return {"block": block} if isinstance(block, int) and not isinstance(block, bool) and block >= 0 else {}
 
 
 class Member(Protocol):
@@ -49,9 +63,10 @@ class Member(Protocol):
 
 
 class Link:
-    """The views of one recording. Also a follower of runs, see `views.driver`."""
+    """The views of one recording. Also a follower of runs, see `views.driver`. A page knows it by its `name`."""
 
     def __init__(self) -> None:
+        self.name = f"{id(self):x}"
         self._members: WeakSet[Any] = WeakSet()
         self._busy = False
         self._next = 0.0
@@ -59,7 +74,13 @@ class Link:
 
     def join(self, member: Member) -> None:
         """Take part from now on."""
-        self._members.add(member)
+        with POSTING:
+            self._members.add(member)
+
+    def leave(self, member: Member) -> None:
+        """Take no part any more. Harmless when called twice."""
+        with POSTING:
+            self._members.discard(member)
 
     def tell(
         self, source: Member, step: int | None = None, selected: Mapping[str, Any] | None = None
@@ -90,24 +111,37 @@ class Link:
             try:
                 for member in list(self._members):
                     if member is not source:
-                        act(member)
+                        self._call(member, act)
             finally:
                 self._busy = False
+
+    def _call(self, member: Any, act: Callable[[Any], object]) -> None:
+        try:
+            act(member)
+        except Exception as error:  # neither the run nor the other views can help it
+            self.leave(member)
+            what = readable(describe_error(error))
+            warn(f"A {type(member).__name__} raised {what}. It is not linked any more; the run goes on.")
 
     # -- driving ------------------------------------------------------------------------------------------------
 
     def driven_by(self, advance: Callable[[], bool] | None) -> None:
         """`advance`, a method that is held weakly, runs one engine step and says whether there may be more."""
         self._advance = WeakMethod(advance) if advance is not None else lambda: None
+        self._each(None, lambda member: member.go_along(None, None))  # they say whether they are live
 
     @property
     def is_live(self) -> bool:
         """Whether the engine behind the recording can be stepped from here."""
-        return self._advance() is not None or any(getattr(m, "live", False) for m in list(self._members))
+        return self._advance() is not None or any(getattr(m, "live", False) for m in self._now())
+
+    def _now(self) -> list[Any]:
+        with POSTING:  # no set is read while another thread adds to it
+            return list(self._members)
 
     def step(self, steps: int) -> bool:
         """Run up to `steps` engine steps, by an engine view if there is one, and show them in all views."""
-        for member in list(self._members):
+        for member in self._now():
             if getattr(member, "live", False) and hasattr(member, "go_on"):
                 return bool(member.go_on(steps))
         advance, more = self._advance(), True

@@ -103,9 +103,10 @@ class Lives:
         Raises:
             ConfigError: another unit.
         """
-        for moment in self._follower.catch_up():
+        upto = len(self._recording.events)  # another thread may add more meanwhile
+        for moment in self._follower.catch_up(upto=upto):
             self._book.add(moment)
-        rest = kept_events(self._recording.events[self._follower.num_read :])
+        rest = kept_events(self._recording.events[self._follower.num_read : upto])
         late, new = self._look_ahead(rest) if rest else ({}, [])
         lives: list[Life] = []
         for number, entry in enumerate(self._book.read()):
@@ -121,7 +122,10 @@ class Lives:
         """What the events that may still be taken back say: the lives as they stand then, and new ones."""
         ledger, late = Ledger(), {}
         for rid, told in self._follower.ledger.live.items():
-            twin = replace(told, steps=replace(told.steps), seconds=replace(told.seconds))
+            steps, seconds = (
+                replace(times, tokens=list(times.tokens)) for times in (told.steps, told.seconds)
+            )
+            twin = replace(told, steps=steps, seconds=seconds)
             late[id(told)] = ledger.live[rid] = twin
         for event in rest:
             ledger.add(event)

@@ -85,10 +85,11 @@ def lane_picture(recording: Recording, step: int, lane: int, panes: Sequence[str
         raise ConfigError(f"width={width!r}: it must be an integer from 240 to 20000, in pixels.")
     film = film_of(recording)
     panes = check_panes(panes)
-    step = film.clamp(step)
-    panes = shown_panes(film.frame(step), panes, lane)
-    drawings = [_draw(film, pane, step, lane, width) for pane in panes]
-    said, high = wrapped(_said(film, step), 12, width, "pi-ink")
+    with film.lock:  # all panes of the same moment
+        step = film.clamp(step)
+        panes = shown_panes(film.frame(step), panes, lane)
+        drawings = [_draw(film, pane, step, lane, width) for pane in panes]
+        said, high = wrapped(_said(film, step), 12, width, "pi-ink")
     body, y = said, round(high) + 12
     for drawing in drawings:
         body.append(translate(0, y, drawing.body))
@@ -100,7 +101,8 @@ def lane_picture(recording: Recording, step: int, lane: int, panes: Sequence[str
 def describe(recording: Recording, step: int = -1) -> str:
     """A step in one sentence: "step 12: 3 running, 2 waiting, 61 of 64 tokens; R3 preempted because ..."."""
     film = film_of(recording)
-    return _said(film, film.clamp(step))
+    with film.lock:
+        return _said(film, film.clamp(step))
 
 
 def _said(film: Film, step: int) -> str:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
+from pagedinfer.errors import describe_error
 from pagedinfer.views.link import POSTING
 from pagedinfer.views.sheet_page import sheet_esm, sheet_style
-from pagedinfer.views.told import take_in
+from pagedinfer.views.told import MAX_STEPS, take_in, whole
 
 if TYPE_CHECKING:
     from pagedinfer.views.stepped import SteppedView
@@ -33,6 +34,7 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
     film = traitlets.Bytes(b"").tag(sync=True)
     tail = traitlets.Bytes(b"").tag(sync=True)
     title = traitlets.Unicode("").tag(sync=True)
+    links = traitlets.Unicode("").tag(sync=True)  # names of the links that it is a member of
     exact = traitlets.Bool(True).tag(sync=True)  # somebody draws what the film does not hold
     live = traitlets.Bool(False).tag(sync=True)
     cursor = traitlets.Int(0).tag(sync=True, echo_update=False)
@@ -46,19 +48,20 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
     def __init__(self, view: SteppedView) -> None:
         self._view = view
         self._showing = False
-        self._sent = 0  # drawings sent in `tail`
+        self._sent = self._drawn = 0  # drawings sent in `tail`, and those of them that some browser has drawn
         self._held: tuple[int, int] | None = None  # step and version of the last one
         self._steps, self._film_version = frozenset(view.frames()), view.version
         super().__init__(
             film=zlib.compress(view.encode(), 1),
             title=view.title,
+            links=" ".join(link.name for link in view.links()),
             cursor=view.cursor,
             selected=view.selected,
             live=view.is_live,
         )
         self.observe(self._on_move, ["cursor", "selected"])
-        self.observe(self._on_ask, "ask")
-        self.observe(lambda _: self.show(self._view), "seen")
+        self.observe(lambda change: self.hear(change["new"]), "ask")
+        self.observe(self._on_seen, "seen")
         self.on_msg(lambda _, content, __: take_in(self, content))
 
     def view_reference(self) -> dict[str, Any]:
@@ -74,7 +77,7 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
             self._showing = True
             try:
                 self.cursor, self.selected, self.live = view.cursor, view.selected, view.is_live
-                if not is_held and self.seen >= self._sent:
+                if not is_held and self._drawn >= self._sent:
                     self._sent, self._held = self._sent + 1, now
                     self.tail = view.encode(step=view.cursor, number=self._sent)
             finally:
@@ -84,17 +87,21 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
         if not self._showing:
             self._view.moved(**{"step" if change["name"] == "cursor" else "selected": change["new"]})
 
-    def _on_ask(self, change: Any) -> None:
-        ask, answer = change["new"], {"id": change["new"].get("id"), "more": False, "error": ""}
+    def _on_seen(self, change: Any) -> None:
+        self._drawn = max(self._drawn, min(change["new"], self._sent))  # of two pages one may be late
+        self.show(self._view)
+
+    def hear(self, ask: dict[str, Any]) -> None:
+        """Run steps, or keep the picture, as a page asks."""
+        answer = {"id": ask.get("id"), "more": False, "error": ""}
         try:
-            if steps := int(ask.get("steps", 0)):
-                answer["more"] = self._view.advance(min(steps, 100))
+            if steps := whole(ask.get("steps"), 0, MAX_STEPS, 0):
+                answer["more"] = self._view.advance(steps)
         except Exception as error:
-            answer["error"] = f"{type(error).__name__}: {error}"  # the view shows it
-        self.answer = answer
-        if ask.get("keep") == "mine":
-            self._view.keep_picture()
-        elif ask.get("keep"):
+            answer["error"] = describe_error(error)  # the view shows it
+        with POSTING:
+            self.answer = answer
+        if ask.get("keep"):
             for link in self._view.links():
                 link.keep()
 

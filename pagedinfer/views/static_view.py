@@ -9,6 +9,7 @@ from pagedinfer.trace.recording import Recording
 from pagedinfer.views.bundle import alt_texts
 from pagedinfer.views.driver import Driven
 from pagedinfer.views.film import film_of
+from pagedinfer.views.link import chosen
 from pagedinfer.views.picture import PANES, check_panes
 from pagedinfer.views.shown import Shown
 
@@ -68,7 +69,7 @@ class StaticView(Driven, Shown):
         if step is not None:
             self._cursor = min(max(step, film.first_step), film.last_step)
         if selected is not None:
-            self._selected = dict(selected)
+            self._selected = chosen(selected)
 
     # -- driving ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ with each part once, so that a browser scrubs without Python and shows the very 
 from __future__ import annotations
 
 import base64
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 from pagedinfer.errors import RecordingError, readable
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views.film import film_of
-from pagedinfer.views.link import FOLLOW, POSTING, Link, link_of
+from pagedinfer.views.link import FOLLOW, POSTING, Link, chosen, link_of
 from pagedinfer.views.page import write_page
 from pagedinfer.views.raster import png_of
 from pagedinfer.views.sheet import NARROW, WIDE, Sheet, check_width, encode_sheets
@@ -84,6 +85,10 @@ class SteppedView(ABC):
         self.version, self._selected = 0, dict[str, Any]()
         self._front: Front | None = None
         self._display_id, self.why = "", ""
+        self._kept: object = None  # what the picture in the output shows
+        # A cell may read the view while a button's thread moves it and a worker's adds to what it shows. Nothing is
+        # waited for with this lock held.
+        self._reading = threading.RLock()
         self._known = self._lengths()
         self.first_step, self.last_step = self.read()
         self._cursor = self.last_step
@@ -120,16 +125,17 @@ class SteppedView(ABC):
         Returns:
             Whether there was anything.
         """
-        now = self._lengths()
-        if now == self._known:
-            return False
-        at_end = self._cursor == self.last_step and self._front is None
-        self._known = now
-        self.first_step, self.last_step = self.read()
-        self.version += 1
-        if at_end:
-            self._cursor = self.last_step
-        return True
+        with self._reading:
+            now = self._lengths()
+            if now == self._known:
+                return False
+            at_end = self._cursor == self.last_step and self._front is None
+            self.first_step, self.last_step = self.read()
+            self._known = now
+            self.version += 1
+            if at_end:
+                self._cursor = self.last_step
+            return True
 
     # -- time and selection ---------------------------------------------------------------------------------------
 
@@ -153,8 +159,7 @@ class SteppedView(ABC):
 
     def moved(self, step: int | None = None, selected: Mapping[str, Any] | None = None) -> None:
         """Go to a step or select, here and in the views that are linked; None is as before."""
-        if selected and "request" in selected:
-            selected = {"request": readable(str(selected["request"]))}
+        selected = None if selected is None else chosen(selected)
         with POSTING:
             self.go_along(step, selected)
             for link in self.links():
@@ -194,15 +199,16 @@ class SteppedView(ABC):
     def go_along(self, step: int | None, selected: Mapping[str, Any] | None) -> None:
         """Show this step, or the nearest there is, and this selection."""
         self.update()
-        if step is not None:
-            self._cursor = min(max(step, self.first_step), self.last_step)
-        if selected is not None:
-            self._selected = dict(selected)
+        with self._reading:
+            if step is not None:
+                self._cursor = min(max(step, self.first_step), self.last_step)
+            if selected is not None:
+                self._selected = dict(selected)
         if self._front is not None:
             self._front.show(self)
 
     def grow(self, step: int | None) -> None:
-        """Take in what the sources have got since, see `link.Member`."""
+        """Take in what the sources have got since, also where a cell has read the view and so taken it in."""
         at_end = self._cursor == self.last_step
         self.update()
         self.go_along((self.last_step if at_end else None) if step == FOLLOW else step, None)
@@ -214,10 +220,16 @@ class SteppedView(ABC):
 
     def keep_picture(self) -> None:
         """Put the picture of now into the output that the view was shown in: what a saved notebook will show."""
-        if self._display_id:
+        if self._display_id and self._state() != self._kept:
             from pagedinfer.views.output import publish
 
             publish(self._repr_mimebundle_(), self._display_id, update=True)
+            self._kept = self._state()
+
+    def _state(self) -> object:
+        """What the picture depends on."""
+        self.update()
+        return self._cursor, self._selected, self._known
 
     def advance(self, steps: int) -> bool:
         """Run up to `steps` engine steps, where the recording's engine can be driven from here, shown in all views.
@@ -238,6 +250,8 @@ class SteppedView(ABC):
 
     def close(self) -> None:
         """Take the view off the page."""
+        for link in self.links():
+            link.leave(self)
         if self._front is not None:
             self._front.close()
             self._front, self._display_id = None, ""
@@ -246,8 +260,9 @@ class SteppedView(ABC):
 
     def svg(self, step: int | None = None, width: int = WIDE) -> str:
         """The drawing of a step (default: the cursor's) as an SVG file, `width` pixels wide and its margin."""
-        sheet = self.related(self.clamp(step), check_width(width))
-        return document(self.title, sheet.drawing(self._selected))
+        with self._reading:
+            sheet = self.related(self.clamp(step), check_width(width))
+            return document(self.title, sheet.drawing(self._selected))
 
     def png(self, step: int | None = None, width: int = WIDE) -> bytes:
         """The drawing of a step as a PNG file in the light theme; its text is drawn in letters of pixels."""
@@ -255,7 +270,8 @@ class SteppedView(ABC):
 
     def text(self, step: int | None = None) -> str:
         """The view in words and numbers: equal for equal runs."""
-        sheet = self.sheet(self.clamp(step), WIDE)
+        with self._reading:
+            sheet = self.sheet(self.clamp(step), WIDE)
         return readable("\n".join([f"{self.name}: {sheet.words}", *(f"  {line}" for line in sheet.notes)]))
 
     def html(self, path: str | PathLike[str], *, summary: Mapping[str, str] | None = None) -> Path:
@@ -281,13 +297,14 @@ class SteppedView(ABC):
         self, widths: Sequence[int] = (WIDE, NARROW), step: int | None = None, number: int = 0
     ) -> bytes:
         """The drawings of `frames()`, or of one step, as JSON for `static/sheet.js`; `number` counts those."""
-        self.update()
-        steps = self.frames() if step is None else [step]
-        count = self.last_step - self.first_step + 1
-        note = f"{len(steps)} of {count} steps are held, evenly spaced." if len(steps) < count else ""
-        facts = {"range": [self.first_step, self.last_step], "version": self.version, "note": note}
-        facts |= {"number": number} if number else {}
-        return encode_sheets(self.related, steps, widths, **facts)
+        with self._reading:
+            self.update()
+            steps = self.frames() if step is None else [step]
+            count = self.last_step - self.first_step + 1
+            note = f"{len(steps)} of {count} steps are held, evenly spaced." if len(steps) < count else ""
+            facts = {"range": [self.first_step, self.last_step], "version": self.version, "note": note}
+            facts |= {"number": number} if number else {}
+            return encode_sheets(self.related, steps, widths, **facts)
 
     def __repr__(self) -> str:
         return self.text()
@@ -329,3 +346,4 @@ class SteppedView(ABC):
 
         self._display_id = self._display_id or f"pagedinfer-{id(self):x}"
         publish(self._repr_mimebundle_(), self._display_id)
+        self._kept = self._state()

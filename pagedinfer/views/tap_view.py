@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol, runtime_checkable
 
-from pagedinfer.errors import ConfigError, kind_of
+from pagedinfer.errors import ConfigError, kind_of, readable
 from pagedinfer.trace.tap_records import TapRecord
 from pagedinfer.views.marks import PATTERNS, SMALL, heading
 from pagedinfer.views.stepped import Sheet, Source, SteppedView
@@ -142,7 +142,7 @@ class TapView(SteppedView):
     def _wanted(self, selected: Mapping[str, Any]) -> str | None:
         """The request asked for, or the selected one where it has records."""
         rids = {record.request_id for record in self._records}
-        return self.request or next((rid for rid in rids if rid == selected.get("request")), None)
+        return self.request or next((rid for rid in rids if readable(rid) == selected.get("request")), None)
 
     # -- drawing --------------------------------------------------------------------------------------------------
 

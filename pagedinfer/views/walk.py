@@ -66,13 +66,13 @@ class Arrivals:
 
     def read(self) -> dict[str, int]:
         """Take in what has come since, and return `numbers`."""
-        events = self._recording.events
-        for index in range(self._num_read, len(events)):
+        events, upto = self._recording.events, len(self._recording.events)
+        for index in range(self._num_read, upto):
             event = events[index]
             if isinstance(event, Submit | Fork):
                 self.numbers.setdefault(event.rid, len(self.numbers))
             elif isinstance(event, Keyframe):
                 for rid in event.snapshot["requests"]:
                     self.numbers.setdefault(rid, len(self.numbers))
-        self._num_read = len(events)
+        self._num_read = upto
         return self.numbers

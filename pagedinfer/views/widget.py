@@ -4,7 +4,8 @@ The browser has the whole film and scrubs without asking. Stepping past its end 
 the engine and sends the lines that are new (`tail`) with the outcome (`answer`) in one message: one message per
 frame, none queued, whatever the engine's speed. Callbacks come on the main thread or on a subshell's, hence
 the locks: `_driving` for one advance at a time, `POSTING` for one message at a time, the film's own for reading it.
-An engine runs under `_driving` alone, so that a subscriber (which holds the engine's lock) can read this view.
+An engine runs under `_driving` alone, so that a subscriber (which holds the engine's lock) can read this view; and no
+message waits for `_driving`, so that who listens to this view's traits (and is called under `POSTING`) can step it.
 
 Other views of the recording go where this one goes, see `views.link`.
 """
@@ -25,11 +26,11 @@ from pagedinfer.views.assets import esm, style
 from pagedinfer.views.breaks import Breaks, Stop, Watching
 from pagedinfer.views.driver import drive
 from pagedinfer.views.film import film_of
-from pagedinfer.views.link import FOLLOW, POSTING, link_of
+from pagedinfer.views.link import FOLLOW, POSTING, chosen, link_of
 from pagedinfer.views.output import publish
 from pagedinfer.views.picture import PANES, check_panes
 from pagedinfer.views.shown import Shown
-from pagedinfer.views.told import take_in
+from pagedinfer.views.told import MAX_STEPS, take_in, whole
 
 __all__ = ["EngineView"]
 
@@ -67,11 +68,13 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
 
     tier = "anywidget"
     _display_id = ""
+    _kept: object = None  # what the picture in the output shows
     _esm = esm()
     _css = style()
     film = traitlets.Bytes(b"").tag(sync=True)
     tail = traitlets.Bytes(b"").tag(sync=True)
     title = traitlets.Unicode("").tag(sync=True)
+    links = traitlets.Unicode("").tag(sync=True)  # names of the links that it is a member of
     panes = traitlets.List(traitlets.Unicode()).tag(sync=True)
     live = traitlets.Bool(False).tag(sync=True)
     driving = traitlets.Bool(False).tag(sync=True)
@@ -111,15 +114,25 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         self._breaks = Breaks(watch, getattr(recording, "find_all", None), stops)
         self._stop: list[Any] | None = None
         super().__init__(
-            film=film.encode(), title=title, panes=list(check_panes(panes)), live=advance is not None,
-            cursor=film.opening(step, advance is not None),
+            film=film.encode(), title=title, links=self._link.name, panes=list(check_panes(panes)),
+            live=advance is not None, cursor=film.opening(step, advance is not None),
             selected=film.selection(request, may_come=advance is not None),
             watching=self._breaks.is_possible, breaks=self._breaks.data(),
         )  # fmt: skip
-        self.observe(self._on_ask, "ask")
+        self.observe(lambda change: self.hear(change["new"]), "ask")
         self.observe(self._on_move, ["cursor", "selected"])
         self._link.join(self)
         self.on_msg(lambda _, content, __: take_in(self, content))
+
+    @traitlets.validate("cursor")  # type: ignore[untyped-decorator]
+    def _nearest(self, proposal: Any) -> int:
+        """The step of this number, or the nearest there is; negative numbers are counted from the end."""
+        film, step = film_of(self.recording), int(proposal["value"])
+        return min(max(step + film.last_step + 1 if step < 0 else step, film.first_step), film.last_step)
+
+    @traitlets.validate("selected")  # type: ignore[untyped-decorator]
+    def _chosen(self, proposal: Any) -> dict[str, Any]:
+        return chosen(proposal["value"])
 
     # -- driving ------------------------------------------------------------------------------------------------
 
@@ -181,11 +194,11 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
 
     def go_on(self, steps: int) -> bool:
         """`step` for a view that is linked: the picture of a saved notebook comes later."""
-        with self._driving:
-            try:
+        try:
+            with self._driving:
                 return self._run(steps)
-            finally:
-                self._show()
+        finally:
+            self._show()
 
     def pause(self) -> None:
         """Stop `run_async` after the step it is in."""
@@ -199,7 +212,8 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
 
     def close(self) -> None:
         """Let go of the engine. On the page the last picture takes the view's place."""
-        self._advance = None
+        self._advance, self.live = None, False
+        self._link.leave(self)
         self.keep_picture(live=False)
         self._display_id = ""
         super().close()
@@ -271,28 +285,30 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
                 tail, last = film.encode(have), film.last_step
             self.tail, self._sent = tail, last
             if following:
-                self._quiet, self.cursor = True, last  # other views follow by themselves
-                self._quiet = False
+                self._quiet = True  # other views follow by themselves
+                try:
+                    self.cursor = last
+                finally:
+                    self._quiet = False
             stop, self._stop = self._stop, None
             self.breaks = self._breaks.data()
             self.answer = (answer or {"error": self.error}) | ({"stop": stop} if stop else {})
         self._link.grew(self, last if following else None, rest)
 
-    def _on_ask(self, change: Any) -> None:
-        ask = change["new"]
+    def hear(self, ask: Mapping[str, Any]) -> None:
+        """Run steps, pause, take in a condition or keep the picture, as a page asks."""
         if ask.get("pause"):
             self._pause_asked = True
         told = self._hear(ask)
-        with self._driving:
-            more = self._advance is not None
-            try:
-                with suppress(Exception):  # `_run` has put its message into `error`, which the view shows
-                    more = self._run(int(ask.get("steps", 0)))
-            finally:
-                answer = {"id": ask.get("id"), "more": more, "error": self.error}
-                self._post(int(ask.get("have", -1)), answer | told)
-        if keep := ask.get("keep"):
-            self.keep_picture(others=keep != "mine")
+        more = self._advance is not None
+        try:
+            with self._driving, suppress(Exception):  # `_run` has put its message into `error`: it is shown
+                more = self._run(whole(ask.get("steps"), 0, MAX_STEPS, 0))
+        finally:
+            answer = {"id": ask.get("id"), "more": more, "error": self.error}
+            self._post(whole(ask.get("have"), -1, self._sent, -1), answer | told)
+        if ask.get("keep"):
+            self.keep_picture()
 
     def _hear(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Take in what was done with the box of conditions; what to say of it."""
@@ -322,13 +338,20 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         """
         self._display_id = self._display_id or f"pagedinfer-{self.model_id}"
         publish(self._repr_mimebundle_(), self._display_id)
+        self._kept = self._state()
 
-    def keep_picture(self, live: bool = True, others: bool = True) -> None:
+    def keep_picture(self, live: bool = True) -> None:
         """Put the picture of now into the output that the view was shown in: what a saved notebook will show.
 
         Runs do it when they pause or end. With `live=False` only the picture stays.
         """
-        if self._display_id:
+        is_news = not live or (not self.driving and self._state() != self._kept)  # a run's comes at its end
+        if self._display_id and is_news:
             publish(self._repr_mimebundle_() if live else self._static(), self._display_id, update=True)
-        if live and others:
+            self._kept = self._state()
+        if live:
             self._link.keep(self)
+
+    def _state(self) -> object:
+        """What the picture depends on."""
+        return self.cursor, self.selected, film_of(self.recording).version

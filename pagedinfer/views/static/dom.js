@@ -14,8 +14,11 @@ function set(node, attrs, ...children) {
   return node;
 }
 
-// Which pictures to keep when the focus leaves `root`: of all views, or its own where another view of ours has it now.
-const toKeep = (root, { relatedTarget: to }) => (!to || root.contains(to) ? "" : to.closest(".pi-view") ? "mine" : "all");
+// Whether the focus leaves `root` for something that is no view of the same run.
+function leaves(root, { relatedTarget: to }) {
+  const names = (node) => (node.dataset.links ?? "").split(" "), view = to?.closest(".pi-view");
+  return !!to && view !== root && !(view && names(view).some((name) => names(root).includes(name)));
+}
 const takeKeys = (root) => root.focus({ preventScroll: true, focusVisible: false });
 // A button that can do nothing (any more) lets go of the keys.
 function disable(root, button, off) {

@@ -7,7 +7,7 @@ async function render({ model, el }) {
   const film_ = () => inflated(model.get("film")).then((bytes) => JSON.parse(new TextDecoder().decode(bytes)));
   const abort = new AbortController(), { signal } = abort, read = (name) => { const bytes = model.get(name); return bytes?.byteLength ? JSON.parse(new TextDecoder().decode(bytes)) : null; };
   const tell = teller(model, () => { exact = false; });  // without a kernel it shows what it holds
-  const root = make("div", { class: "pi-view pi-sheet", tabindex: 0, role: "group", "data-testid": "pi-sheet", "data-lm-suppress-shortcuts": "true",
+  const root = make("div", { class: "pi-view pi-sheet", tabindex: 0, role: "group", "data-testid": "pi-sheet", "data-lm-suppress-shortcuts": "true", "data-links": model.get("links"),
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   let sheet = await film_(), tail = null, exact = !!model.get("exact"), grown = false, asked = 0;
   let at = -1, drawn = null, width = 0, shown = [], timer = 0, unseen = false, selected = model.get("selected") ?? {};
@@ -101,8 +101,7 @@ async function render({ model, el }) {
   }
   function follow() { if (!unseen && model.get("cursor") !== at) goTo(model.get("cursor"), false); }
   root.addEventListener("focusout", (event) => {
-    const keep = toKeep(root, event);
-    if (!grown || timer || !keep) return;
+    if (!grown || timer || !leaves(root, event)) return;
     grown = false;
     tell({ ask: { id: Date.now(), keep } }, true);
   }, { signal });

@@ -6,7 +6,7 @@ const owners = new WeakMap();  // bytes of a film -> the view drawn last from th
 function render({ model, el }) {
   const abort = new AbortController(), { signal } = abort, owner = owners.get(model.get("film")), before = owner?.root.isConnected ? null : owner, film = before?.film ?? createFilm();
   before?.leave();  // Jupyter lets go of the old view late; two may not add to one film
-  const root = make("div", { class: "pi-view", tabindex: 0, role: "group", "data-testid": "pi-view", "data-lm-suppress-shortcuts": "true",
+  const root = make("div", { class: "pi-view", tabindex: 0, role: "group", "data-testid": "pi-view", "data-lm-suppress-shortcuts": "true", "data-links": model.get("links"),
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   const tell = teller(model, () => complain(DISCONNECTED)), view = { id: `pi${Date.now().toString(36)}${views++}`, root, signal };
   const state = (view.state = { film, frame: emptyFrame(), pool: null, selected: {}, playing: false, isLive: false, isIdle: false, version: 0 });
@@ -28,7 +28,7 @@ function render({ model, el }) {
   root.append(textures, make("div", { class: "pi-top" }, controls.node, breaks.node, notice, say, trouble), grid, tipBox);
 
   // -- geometry -----------------------------------------------------------------------------------------------
-  view.width = () => Math.max(320, (grid.querySelector(":is(.pi-card-timeline,.pi-card-memory) .pi-plot")?.clientWidth || 0) || root.clientWidth - 30);
+  view.width = () => Math.max(240, (grid.querySelector(":is(.pi-card-timeline,.pi-card-memory) .pi-plot")?.clientWidth || 0) || root.clientWidth - 30);
   view.widthOf = (node) => Math.max(240, node.closest(".pi-plot")?.clientWidth || root.clientWidth - 30);
   view.scale = () => scaleOf(film, state.frame.step, view.width());
   view.laneTones = () => {
@@ -169,7 +169,7 @@ function render({ model, el }) {
     mine.hadKeys = root.contains(document.activeElement);
     request(0, { keep: whose });
   }
-  root.addEventListener("focusout", (event) => { const whose = toKeep(root, event); if (whose && grown && !view.isPlaying() && !ask) keep(whose); }, { signal });
+  root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && leaves(root, event)) keep(); }, { signal });
 
   // -- drawing ------------------------------------------------------------------------------------------------
   function draw() {
