@@ -103,7 +103,7 @@ async function render({ model, el }) {
   root.addEventListener("focusout", (event) => {
     if (!grown || timer || !leaves(root, event)) return;
     grown = false;
-    tell({ ask: { id: Date.now(), keep } }, true);
+    tell({ ask: { id: Date.now(), keep: true } }, true);
   }, { signal });
 
   // -- selection --------------------------------------------------------------------------------------------------

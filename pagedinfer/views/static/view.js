@@ -158,7 +158,7 @@ function render({ model, el }) {
   }
 
   // The picture that a saved notebook shows: the kernel puts it into the output, which Jupyter then draws anew.
-  function keep(whose = "all") {
+  function keep() {
     grown = false;
     if (!state.isLive) return;
     const output = root.closest(".jp-OutputArea-output");
@@ -167,7 +167,7 @@ function render({ model, el }) {
       setTimeout(() => (output.style.minHeight = ""), 2000);
     }
     mine.hadKeys = root.contains(document.activeElement);
-    request(0, { keep: whose });
+    request(0, { keep: true });
   }
   root.addEventListener("focusout", (event) => { if (grown && !view.isPlaying() && !ask && leaves(root, event)) keep(); }, { signal });
 
