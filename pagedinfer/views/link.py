@@ -2,7 +2,7 @@
 
 Each view tells its recording's link where its user went, and the link tells the others. This runs in the kernel, so it
 holds for views in different cells, of different kinds and tiers, and for front ends that give each output a frame of
-its own. A page without a kernel does the same for the views on it (`static/linked.js`).
+its own. A page without a kernel does the same for the views on it (`static/page.js`).
 """
 
 from __future__ import annotations

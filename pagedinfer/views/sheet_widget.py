@@ -41,9 +41,7 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
     selected = traitlets.Dict().tag(sync=True, echo_update=False)
     ask = traitlets.Dict().tag(sync=True, echo_update=False)
     answer = traitlets.Dict().tag(sync=True)
-    seen = traitlets.Int(0).tag(
-        sync=True, echo_update=False
-    )  # number of the last drawing that a browser has drawn
+    seen = traitlets.Int(0).tag(sync=True, echo_update=False)  # number of the last `tail` that a browser drew
 
     def __init__(self, view: SteppedView) -> None:
         self._view = view

@@ -65,8 +65,8 @@ class SteppedView(ABC):
     """A view of one or more recordings with a cursor.
 
     In a notebook it is a widget where the extra "view" is installed (Left and Right step, Shift for ten, Home and
-    End, Space plays, a click selects), one of core ipywidgets without anywidget, and a picture elsewhere. Where what it
-    shows grows, it goes along; and all views of a recording go to the same step and have the same selection, unless
+    End, Space plays, a click selects), one of core ipywidgets without anywidget, and a picture elsewhere. What it shows
+    may grow. Go to a step or select something in one view of a recording, and the others go along, but for those whose
     `linked` is set to False.
 
     Attributes:
@@ -290,8 +290,8 @@ class SteppedView(ABC):
         steps = range(self.first_step, self.last_step + 1)
         if len(steps) <= MAX_FRAMES:
             return list(steps)
-        chosen = {steps[i * (len(steps) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)}
-        return sorted(chosen | {self.cursor})
+        spaced = {steps[i * (len(steps) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)}
+        return sorted(spaced | {self.cursor})
 
     def encode(
         self, widths: Sequence[int] = (WIDE, NARROW), step: int | None = None, number: int = 0
