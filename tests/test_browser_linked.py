@@ -137,5 +137,7 @@ def test_views_on_an_offline_page_go_together(new_page, simulated_run, tmp_path)
     sight(pair)
     expect(pair.get_by_label("Select")).to_have_value(f'{{"block":{block_id}}}')
     expect(pair.locator(".is-linked")).to_have_count(2)
+    patterns = page.evaluate("[...document.querySelectorAll('pattern')].map(node => node.id)")
+    assert len(set(patterns)) == len(patterns) > 10, "one that Jupyter does not draw is never another's"
     assert not page.errors, page.errors[:3]
     assert not page.external

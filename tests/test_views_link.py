@@ -210,12 +210,34 @@ def test_a_selection_dims_the_rest_of_a_still_picture(session):
     view = Latency(session)
     plain, mine = view.svg(), plain_parts(view.svg(), "r2")
     view.selected = {"request": "r2"}
-    assert view.svg().count('<g opacity=".3"') == plain.count("data-rid=") - mine > 2 * mine > 0
+    assert view.svg().count('<g opacity=".4"') == plain.count("data-rid=") - mine > 2 * mine > 0
     table = session.recording.at(12).requests["r2"].block_table
     view.selected = {"block": table[0]}
-    assert view.svg().count('<g opacity=".3"') == plain.count("data-rid=") - mine
+    assert view.svg().count('<g opacity=".4"') == plain.count("data-rid=") - mine
     view.selected = {"request": "nobody"}
     assert view.svg() == plain, "nothing belongs to it: nothing is dimmed"
+
+
+def test_a_view_opened_at_a_step_of_its_own_stays_there(session):
+    session.run(12)
+    pinned, (sheet,) = session.view(step=4), displayed(Latency(session, step=5))
+    engine = session.view()
+    engine.cursor = 9
+    engine.step(2)
+    assert (pinned.cursor, sheet.cursor) == (4, 5)
+    sheet.linked = True
+    engine.cursor = 3
+    assert (pinned.cursor, sheet.cursor) == (4, 3)
+
+
+def test_blocks_are_not_dimmed_for_a_request_that_holds_none(session):
+    session.run(12)
+    waiting = session.recording.at(12).waiting[0]
+    view = RunComparison(session, session)
+    view.selected = {"request": waiting}
+    assert 'opacity=".4"' not in view.svg()
+    view.selected = {"request": session.recording.at(12).running[0]}
+    assert 'opacity=".4"' in view.svg()
 
 
 def test_links_keep_nothing_alive(session):

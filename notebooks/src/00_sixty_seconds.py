@@ -48,7 +48,7 @@ EngineView(recording.until(12), step=12)
 # - **Token budget:** a **step** is one pass through the model, here over 64 tokens at most. The bar shows who got how many of them.
 # - **Queues:** who runs, and how far it is; who waits, and why.
 # - **Batch timeline:** one row for each request, one column for each step. A request *waits*, then reads its question (*prefill*, many tokens in one step), then writes (*decode*, one token in a step).
-# - **Memory:** the token slots of the pool over time. *Live* slots hold a token. *Tail slack* is allocated and still empty: the unfilled ends of last blocks. The rest is *free*. *KV waste* is the share of the allocated slots that holds nothing.
+# - **Memory:** the token slots of the pool over time. *Live* slots hold a token. *Tail slack* is allocated and still empty: the unfilled ends of last blocks. The rest is *free*. *KV waste* is the share of the allocated slots that hold no token of a request; blocks that only the prefix cache keeps count too.
 #
 # And this is who asked what, and what the model answered (40 tokens at most; small models say strange things):
 

@@ -102,7 +102,7 @@ block_map(session.recording, step=stop.step if stop else -1)
 check("07.1", prediction, session)
 
 # %% [markdown]
-# Breakpoints can also stay, and stop every run, and the Play button of a view. Run the next cell, and press play: it stops at the preemption, and says the cause above the picture. Type another condition into the box of the view, and press play again.
+# Breakpoints can also stay, and stop every run, and the Play button of a view. Run the next cell, and press play: it stops at the preemption, and says the cause above the picture. (After "Run all cells" it does not: a later cell has cleared the breakpoints. Run the cells one by one.) Type another condition into the box of the view, and press play again.
 
 # %% check
 session.breakpoints.add("any preempted")

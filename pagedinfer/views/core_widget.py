@@ -43,7 +43,7 @@ class CoreView(StaticView, CoreFrame):
     ) -> None:
         StaticView.__init__(self, recording, advance, panes, step=step, request=request, title=title, why=why)
         CoreFrame.__init__(self, title, why)
-        self._link, self.linked = link_of(recording), True
+        self._link, self.linked = link_of(recording), step is None
         self._draw()
         self._link.join(self)
 

@@ -137,7 +137,9 @@ class Latency(SteppedView):
         words = f"step {step}: {len(lives)} requests, {ended} ended; latencies in {self.unit}"
         if self._no_time():
             words += ", which the recording does not have"
-        if self.slo:
+        if self.slo and not ended:
+            words += "; none has ended yet"
+        elif self.slo:
             met = sum(map(self.within, lives))
             limits = ", ".join(f"{name} ≤ {self.say(limit)}" for name, limit in self.slo.items())
             words += f"; {met} of {len(lives)} ended within {limits} (goodput {share(met, len(lives))})"

@@ -81,7 +81,14 @@ class Sheet:
 
         if not any(belongs(found[1]) for found in _PARTS.finditer(body)):
             return body
-        return _PARTS.sub(lambda m: m[0] if belongs(m[1]) else f'<g opacity=".3"{m[1]}>', body)
+        holds_none = "request" in selected and not blocks  # then blocks have no say
+
+        def marked(part: re.Match[str]) -> str:
+            if belongs(part[1]) or (holds_none and "data-rid=" not in part[1]):
+                return part[0]
+            return f'<g opacity=".4"{part[1]}>'
+
+        return _PARTS.sub(marked, body)
 
 
 def relatives(tables: Mapping[str, Sequence[int]], selected: Mapping[str, Any]) -> tuple[set[str], set[int]]:

@@ -66,22 +66,22 @@ class SteppedView(ABC):
 
     In a notebook it is a widget where the extra "view" is installed (Left and Right step, Shift for ten, Home and
     End, Space plays, a click selects), one of core ipywidgets without anywidget, and a picture elsewhere. What it shows
-    may grow. Go to a step or select something in one view of a recording, and the others go along, but for those whose
-    `linked` is set to False.
+    may grow. Go to a step or select something in one view of a recording, and the others go along, but for those that
+    are not `linked`.
 
     Attributes:
         title: the view's name, for headings and screen readers.
         sources: what it reads.
         first_step, last_step: the steps it can show.
         version: how often what it reads had grown when it last looked.
-        linked: whether it shares step and selection with the other views.
+        linked: whether it shares step and selection with the other views; not where it was opened at a step of its own.
         tier: how it is shown: "anywidget", "ipywidgets" or "static". why: a sentence that says why not by anywidget.
     """
 
     name = "view"
 
     def __init__(self, title: str, sources: Sequence[Source], step: int | None) -> None:
-        self.title, self.sources, self.linked = title, tuple(sources), True
+        self.title, self.sources, self.linked = title, tuple(sources), step in (None, -1)
         self.version, self._selected = 0, dict[str, Any]()
         self._front: Front | None = None
         self._display_id, self.why = "", ""

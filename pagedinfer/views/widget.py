@@ -62,7 +62,7 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
     Attributes:
         tier: "anywidget".
         cursor: the step shown. selected: {"request": id}, {"block": number} or {}.
-        linked: whether other views of the recording share both (True).
+        linked: whether other views of the recording share both; not where it was opened at a step of its own.
         error: the message of the last `advance` that failed, "" when none did.
     """
 
@@ -106,7 +106,12 @@ class EngineView(Shown, anywidget.AnyWidget):  # type: ignore[misc]
         self.recording = recording
         self.error = ""
         film = film_of(recording)
-        self._driving, self._link, self.linked, self._quiet = film.driving, link_of(recording), True, False
+        self._driving, self._link, self.linked, self._quiet = (
+            film.driving,
+            link_of(recording),
+            step is None,
+            False,
+        )
         self._advance = advance
         self._sent = film.last_step
         self._pause_asked = False

@@ -2,6 +2,7 @@
 // move between two steps glide there; parts that carry data-rid or data-blocks can be selected. `model` is anywidget's,
 // or the page's. Where there is a kernel (`exact`), it draws the steps that the film does not hold (`tail`).
 const GLIDE_MS = 450;
+let sheets = 0;
 
 async function render({ model, el }) {
   const film_ = () => inflated(model.get("film")).then((bytes) => JSON.parse(new TextDecoder().decode(bytes)));
@@ -10,6 +11,7 @@ async function render({ model, el }) {
   const root = make("div", { class: "pi-view pi-sheet", tabindex: 0, role: "group", "data-testid": "pi-sheet", "data-lm-suppress-shortcuts": "true", "data-links": model.get("links"),
     "aria-label": `${model.get("title")}. Left and Right step, Shift for ten, Home and End, Space plays.` });
   let sheet = await film_(), tail = null, exact = !!model.get("exact"), grown = false, asked = 0;
+  const id = `pi${Date.now().toString(36)}${sheets++}`;  // of patterns: those of another view may be in a cell that Jupyter does not draw
   let at = -1, drawn = null, width = 0, shown = [], timer = 0, unseen = false, selected = model.get("selected") ?? {};
   const film = { first: 0, last: 0 }, view = { root, signal, state: { film, frame: { step: 0 }, isLive: false, isIdle: false } };
 
@@ -124,12 +126,13 @@ async function render({ model, el }) {
       const asRid = node.dataset.blocks === undefined || (by === "rid" && node.dataset.rid !== undefined);
       return asRid ? rids.has(node.dataset.rid) : blocksOf(node).some((b) => blocks.has(b));
     };
-    const linked = new Set(nodes.filter(belongs));
+    const linked = new Set(nodes.filter(belongs)), holdsNone = by === "rid" && !blocks.size;  // then blocks have no say
     for (const node of nodes) {
       node.classList.toggle("is-linked", linked.has(node));
-      node.classList.toggle("pi-dim", linked.size > 0 && !linked.has(node));
+      node.classList.toggle("pi-dim", linked.size > 0 && !linked.has(node) && !(holdsNone && node.dataset.rid === undefined));
     }
-    const names = new Map(nodes.map((node) => { const one = meaning(node); return [JSON.stringify(one), one.request ?? `block ${one.block}`]; }));
+    const running = drawn.tables.map((number) => ({ request: drawn.of.parts[number].split("\t")[0] }));
+    const names = new Map([...nodes.map((node) => { const one = meaning(node); return [JSON.stringify(one), one.request ?? `block ${one.block}`]; }), ...running.map((one) => [JSON.stringify(one), one.request])]);
     const mine = JSON.stringify(selected), options = [["{}", "nothing selected"], ...names];
     if (Object.keys(selected).length && !names.has(mine)) options.push([mine, selected.request ?? `block ${selected.block}`]);
     const key = JSON.stringify(options);
@@ -175,7 +178,7 @@ async function render({ model, el }) {
     set(svg, { viewBox: `0 0 ${width} ${drawn.height}`, height: drawn.height, "aria-label": model.get("title") + ". " + words });
     while (svg.children.length > drawn.layers.length) { svg.lastChild.remove(); shown.pop(); }
     drawn.layers.forEach(([y, parts], i) => {
-      const node = svg.children[i] ?? svg.appendChild(make("svg:g")), body = parts.map((part) => drawn.of.parts[part]).join("");
+      const node = svg.children[i] ?? svg.appendChild(make("svg:g")), body = parts.map((part) => drawn.of.parts[part]).join("").replaceAll(/(id="|url\(#)pi-/g, `$1${id}-`);
       node.setAttribute("transform", `translate(0 ${y})`);
       if (shown[i] === body) return;
       shown[i] = body;
