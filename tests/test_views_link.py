@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import weakref
+import zlib
 
 import pytest
 
@@ -178,6 +179,16 @@ def test_steps_that_the_film_does_not_hold_come_from_the_kernel(simulated_run):
     front.cursor = missing
     assert drawn(front)[0] == [missing]
     assert json.loads(front.tail) == json.loads(view.encode(step=missing, number=1))
+
+
+def test_a_view_that_is_slow_to_draw_is_shown_all_the_same(session, monkeypatch):
+    session.run()
+    monkeypatch.setattr("pagedinfer.views.sheet_widget.FILM_S", 0.0)
+    (view,) = displayed(Latency(session))
+    front, last = view._front, view.last_step
+    assert json.loads(zlib.decompress(front.film))["steps"] == sorted(front._steps) == [0, last]
+    front.cursor = last // 2
+    assert drawn(front)[0] == [last // 2]
 
 
 def test_a_failing_engine_is_told_where_it_was_stepped(session):

@@ -7,21 +7,24 @@ costs nothing.
 
 from __future__ import annotations
 
+import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anywidget
 import traitlets
 
 from pagedinfer.errors import describe_error
 from pagedinfer.views.link import POSTING
+from pagedinfer.views.sheet import NARROW, WIDE
 from pagedinfer.views.sheet_page import sheet_esm, sheet_style
+from pagedinfer.views.stepped import MAX_FRAMES, SteppedView
 from pagedinfer.views.told import MAX_STEPS, take_in, whole
 
-if TYPE_CHECKING:
-    from pagedinfer.views.stepped import SteppedView
-
 __all__ = ["SheetWidget", "widget_of"]
+
+FILM_S = 4.0
+"""Seconds at most, about, that a view takes to draw its film before it is shown."""
 
 
 class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
@@ -48,9 +51,10 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
         self._showing = False
         self._sent = self._drawn = 0  # drawings sent in `tail`, and those of them that some browser has drawn
         self._held: tuple[int, int] | None = None  # step and version of the last one
-        self._steps, self._film_version = frozenset(view.frames()), view.version
+        most = _affordable(view)
+        self._steps, self._film_version = frozenset(view.frames(most)), view.version
         super().__init__(
-            film=zlib.compress(view.encode(), 1),
+            film=zlib.compress(view.encode(most=most), 1),
             title=view.title,
             links=" ".join(link.name for link in view.links()),
             cursor=view.cursor,
@@ -102,6 +106,15 @@ class SheetWidget(anywidget.AnyWidget):  # type: ignore[misc]
         if ask.get("keep"):
             for link in self._view.links():
                 link.keep()
+
+
+def _affordable(view: SteppedView) -> int:
+    """How many steps are drawn beforehand: what `FILM_S` allows. The kernel draws the others as they are asked for."""
+    began = time.perf_counter()
+    for width in (WIDE, NARROW):
+        view.related(view.cursor, width)
+    each = time.perf_counter() - began
+    return max(2, min(MAX_FRAMES, int(FILM_S / each)))
 
 
 def widget_of(view: SteppedView) -> SheetWidget:

@@ -25,7 +25,7 @@ from pagedinfer.views.raster import png_of
 from pagedinfer.views.sheet import NARROW, WIDE, Sheet, check_width, encode_sheets
 from pagedinfer.views.svg import document
 
-__all__ = ["NARROW", "WIDE", "Front", "Sheet", "Source", "SteppedView"]
+__all__ = ["MAX_FRAMES", "NARROW", "WIDE", "Front", "Sheet", "Source", "SteppedView"]
 
 MAX_FRAMES = 400
 """Most steps that a page or a widget holds; longer runs are shown at evenly spaced steps, and say so."""
@@ -285,21 +285,25 @@ class SteppedView(ABC):
 
         return write_page(Path(path), self.title, [page_view(self)], summary or {})
 
-    def frames(self) -> list[int]:
-        """The steps that a page or a widget holds: all of them, up to `MAX_FRAMES`; the cursor's is among them."""
+    def frames(self, most: int = MAX_FRAMES) -> list[int]:
+        """The steps that a page or a widget holds: all of them, up to `most`; the cursor's is among them."""
         steps = range(self.first_step, self.last_step + 1)
-        if len(steps) <= MAX_FRAMES:
+        if len(steps) <= most:
             return list(steps)
-        spaced = {steps[i * (len(steps) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)}
+        spaced = {steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)}
         return sorted(spaced | {self.cursor})
 
     def encode(
-        self, widths: Sequence[int] = (WIDE, NARROW), step: int | None = None, number: int = 0
+        self,
+        widths: Sequence[int] = (WIDE, NARROW),
+        step: int | None = None,
+        number: int = 0,
+        most: int = MAX_FRAMES,
     ) -> bytes:
-        """The drawings of `frames()`, or of one step, as JSON for `static/sheet.js`; `number` counts those."""
+        """The drawings of `frames(most)`, or of one step, as JSON for `static/sheet.js`; `number` counts those."""
         with self._reading:
             self.update()
-            steps = self.frames() if step is None else [step]
+            steps = self.frames(most) if step is None else [step]
             count = self.last_step - self.first_step + 1
             note = f"{len(steps)} of {count} steps are held, evenly spaced." if len(steps) < count else ""
             facts = {"range": [self.first_step, self.last_step], "version": self.version, "note": note}
