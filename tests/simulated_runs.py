@@ -2,7 +2,9 @@
 
 import random
 
+from pagedinfer import Session
 from pagedinfer.config import EngineConfig
+from pagedinfer.engine.engine import Engine
 from pagedinfer.engine.plan import StepResult
 from pagedinfer.engine.request import Request, Status
 from pagedinfer.engine.scheduler import Scheduler
@@ -118,3 +120,12 @@ def randomly(seed, *, faults=True, failures=True, num_requests=14, config=None, 
             run.step([rng.choice(live)] if faults and failures and live and rng.random() < 0.02 else ())
         assert run.scheduler.step < 3_000
     return run
+
+
+def make_session(runner=None, requests=6, max_tokens=30, **config):
+    """A session of requests that crowd each other in a small pool, with made-up tokens."""
+    settings = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16} | config
+    session = Session(Engine(EngineConfig(**settings), runner or SimulatedRunner()))
+    for number in range(requests):
+        session.submit([number] * 9, max_tokens=max_tokens, detokenize=False, ignore_eos=True)
+    return session

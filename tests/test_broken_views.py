@@ -8,12 +8,11 @@ import time
 from itertools import islice
 
 import pytest
+from simulated_runs import make_session
 
 pytest.importorskip("anywidget", reason="anywidget is not installed (extra: view)")
 
-from pagedinfer import Recorder, Session
-from pagedinfer.config import EngineConfig
-from pagedinfer.engine.engine import Engine
+from pagedinfer import Recorder
 from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.trace.recording import Recording
 from pagedinfer.views import (
@@ -33,14 +32,6 @@ class SlowRunner(SimulatedRunner):
     def execute(self, plan):
         time.sleep(0.002)
         return super().execute(plan)
-
-
-def make_session(runner=None, requests=6, **config):
-    settings = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16} | config
-    session = Session(Engine(EngineConfig(**settings), runner or SimulatedRunner()))
-    for number in range(requests):
-        session.submit([number] * 9, max_tokens=30, detokenize=False, ignore_eos=True)
-    return session
 
 
 @pytest.fixture

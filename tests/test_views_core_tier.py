@@ -6,14 +6,11 @@ import weakref
 from html import escape
 
 import pytest
+from simulated_runs import make_session
 
 pytest.importorskip("ipywidgets", reason="ipywidgets is not installed (extra: view)")
 
-from pagedinfer import Session
-from pagedinfer.config import EngineConfig
-from pagedinfer.engine.engine import Engine
 from pagedinfer.errors import RecordingError
-from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.views import (
     BatchComposition,
     EngineView,
@@ -44,10 +41,7 @@ def pair(simulated_run):
 
 @pytest.fixture
 def session():
-    config = EngineConfig(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
-    with Session(Engine(config, SimulatedRunner())) as session:
-        for number in range(6):
-            session.submit([number] * 9, max_tokens=5, detokenize=False, ignore_eos=True)
+    with make_session(max_tokens=5) as session:
         yield session
 
 

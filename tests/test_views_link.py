@@ -7,14 +7,11 @@ import weakref
 import zlib
 
 import pytest
+from simulated_runs import make_session
 
 pytest.importorskip("anywidget", reason="anywidget is not installed (extra: view)")
 
-from pagedinfer import Session
-from pagedinfer.config import EngineConfig
-from pagedinfer.engine.engine import Engine
 from pagedinfer.sim.fork import fork
-from pagedinfer.sim.simulated import SimulatedRunner
 from pagedinfer.views import (
     BatchComposition,
     EngineView,
@@ -28,10 +25,7 @@ from pagedinfer.views.link import link_of
 
 @pytest.fixture
 def session():
-    config = EngineConfig(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
-    with Session(Engine(config, SimulatedRunner())) as session:
-        for number in range(6):
-            session.submit([number] * 9, max_tokens=30, detokenize=False, ignore_eos=True)
+    with make_session() as session:
         yield session
 
 

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from simulated_runs import make_session
 
 from pagedinfer.config import EngineConfig
 from pagedinfer.engine.engine import Engine
@@ -47,14 +48,6 @@ def published(monkeypatch):
         lambda bundle, name, update=False: found.append((bundle, name, update)),
     )
     return found
-
-
-def busy_session(requests=8, num_blocks=16):
-    config = EngineConfig(num_blocks=num_blocks, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
-    session = Session(Engine(config, SimulatedRunner()))
-    for number in range(requests):
-        session.submit([number] * 9, max_tokens=30, detokenize=False, ignore_eos=True)
-    return session
 
 
 def count_posts(view):
@@ -109,7 +102,7 @@ def test_a_frame_is_small():
 
 
 def test_await_play_drives_every_view_and_stops_at_a_breakpoint(published):
-    session = busy_session()
+    session = make_session(requests=8)
     views = [session.view(), session.view(panes="timeline")]
     session.breakpoints.add("any preempted")
     assert not asyncio.run(session.play())
@@ -125,7 +118,7 @@ def test_await_play_drives_every_view_and_stops_at_a_breakpoint(published):
 
 
 def test_pause_in_one_view_stops_await_play():
-    session = busy_session()
+    session = make_session(requests=8)
     view, other = session.view(), session.view()
     follow = other.follow
 
@@ -141,7 +134,7 @@ def test_pause_in_one_view_stops_await_play():
 
 
 def test_text_from_the_box_goes_to_the_sessions_breakpoints():
-    session = busy_session()
+    session = make_session(requests=8)
     view = session.view()
     assert view.watching
     view.ask = {"id": 1, "steps": 0, "have": 0, "watch": "free blocks under four"}
@@ -163,7 +156,7 @@ def test_text_from_the_box_goes_to_the_sessions_breakpoints():
 
 
 def test_the_view_lists_the_conditions_that_the_session_has():
-    session = busy_session()
+    session = make_session(requests=8)
     stop = session.run(until="free blocks < 4")
     session.breakpoints.add("any preempted")
     view = session.view()
@@ -174,7 +167,7 @@ def test_the_view_lists_the_conditions_that_the_session_has():
 
 
 def test_conditions_are_looked_for_in_a_recording_without_an_engine():
-    session = busy_session()
+    session = make_session(requests=8)
     recording = session.run()
     view = EngineView(recording)
     view.ask = {"id": 1, "steps": 0, "have": 0, "watch": "any preempted"}
@@ -188,7 +181,7 @@ def test_conditions_are_looked_for_in_a_recording_without_an_engine():
 
 
 def test_a_predicate_among_the_breakpoints_is_marked_too():
-    session = busy_session()
+    session = make_session(requests=8)
     session.breakpoints.add(lambda event: event.kind == "preempt")
     view = session.view()
     session.run(1000)
